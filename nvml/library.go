@@ -1,0 +1,298 @@
+// Package nvml is a cgo-free binding to NVIDIA's management library, libnvidia-ml.so.1.
+//
+// The library is opened at run time with dlopen through purego, so the package builds with CGO_ENABLED=0 and runs against any driver:
+// each function is looked up by name, and one that the driver's library lacks answers ErrFunctionNotFound. Names follow NVML's own
+// without the prefix; every method returns an error that errors.Is compares with this package's Return values.
+//
+// Values that NVML uses to say "not available" (all bits set, negative, impossible percentages) never leave this package: the method
+// returns ErrNoValue instead.
+//
+// A Library may be used by several goroutines. A Device may not: its methods share buffers, so that polling does not allocate.
+package nvml
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Config says where the library is and who watches its calls. The zero Config searches the usual places.
+type Config struct {
+	// Path, when set, is the only file tried.
+	Path string
+	// OnCall, when set, is called after every NVML call with the symbol's name. It must not block.
+	OnCall func(name string, took time.Duration, result Return)
+	// OnEnter, when set, is called before every call, so that a call which never returns can be named.
+	OnEnter func(name string)
+}
+
+// Library is an open libnvidia-ml.
+type Library struct {
+	path    string
+	onCall  func(string, time.Duration, Return)
+	onEnter func(string)
+	addr    [numFunctions]uintptr
+	name    [numFunctions]string
+	version [numFunctions]int
+}
+
+// soname is what the loader's own search is asked for.
+const soname = "libnvidia-ml.so.1"
+
+// directories are searched after the loader's own search path, in this order.
+func directories() []string {
+	triple := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	return []string{
+		"/usr/lib/" + triple,                     // Debian, Ubuntu
+		"/usr/lib/" + triple + "/nvidia/current", // Debian's alternatives
+		"/usr/lib64",                             // RHEL, SUSE
+		"/usr/lib64/nvidia",                      // RHEL with third-party packages
+		"/usr/lib",                               // Arch
+		"/usr/lib/nvidia",                        //
+		"/run/opengl-driver/lib",                 // NixOS
+		"/usr/lib/wsl/lib",                       // WSL
+		"/run/nvidia/driver/usr/lib/" + triple,   // driver container
+		"/run/nvidia/driver/usr/lib64",           // driver container
+		"/usr/local/nvidia/lib64",                // GKE, containers
+		"/usr/local/nvidia/lib",                  //
+		"/usr/local/nvidia/lib/" + triple,        //
+		"/home/kubernetes/bin/nvidia/lib64",      // GKE's Container-Optimized OS
+	}
+}
+
+// Tried is one path at which the library was looked for, and why it could not be used.
+type Tried struct {
+	Path string
+	Err  error
+}
+
+// NotFoundError says that no usable library was found. It matches ErrLibraryNotFound.
+type NotFoundError struct {
+	Tried []Tried
+}
+
+// Error names every path with its reason.
+func (e *NotFoundError) Error() string {
+	var b strings.Builder
+	b.WriteString("no usable " + soname + ": tried ")
+	for i, t := range e.Tried {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, "%s (%v)", t.Path, t.Err)
+	}
+	return b.String()
+}
+
+// Is matches ErrLibraryNotFound.
+func (e *NotFoundError) Is(target error) bool { return target == error(ErrLibraryNotFound) }
+
+// Errors that say why a file cannot be the library.
+var (
+	ErrNotELF    = errors.New("not an ELF file")
+	ErrWrongArch = errors.New("built for another processor")
+)
+
+// Open finds the library, opens it and looks up its functions. It does not initialise NVML: see Library.Init.
+func Open(c Config) (*Library, error) {
+	// dlopen and dlerror must run on one thread: glibc keeps the message per thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	handle, path, err := find(c.Path)
+	if err != nil {
+		return nil, err
+	}
+	l := &Library{path: path, onCall: c.OnCall, onEnter: c.OnEnter}
+	for f, names := range symbols {
+		for i, n := range names {
+			l.name[f] = n
+			if a, err := purego.Dlsym(handle, n); err == nil {
+				l.addr[f], l.version[f] = a, len(names)-i
+				break
+			}
+		}
+	}
+	if l.addr[fnInit] == 0 {
+		return nil, fmt.Errorf("%s: not the NVML library: it has no nvmlInit: %w", path, ErrFunctionNotFound)
+	}
+	return l, nil
+}
+
+func find(path string) (handle uintptr, found string, err error) {
+	candidates := []string{path}
+	if path == "" {
+		candidates = candidates[:0]
+		candidates = append(candidates, soname)
+		for _, d := range directories() {
+			candidates = append(candidates, filepath.Join(d, soname))
+		}
+	}
+	var e NotFoundError
+	for _, c := range candidates {
+		if filepath.IsAbs(c) || path != "" {
+			if err := check(c); err != nil {
+				e.Tried = append(e.Tried, Tried{c, err})
+				continue
+			}
+		}
+		h, err := purego.Dlopen(c, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err != nil {
+			e.Tried = append(e.Tried, Tried{c, err})
+			continue
+		}
+		return h, c, nil
+	}
+	return 0, "", &e
+}
+
+// check reads the file's ELF header, for a clearer reason than dlopen's.
+func check(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		var p *fs.PathError
+		if errors.As(err, &p) {
+			return p.Err
+		}
+		return err
+	}
+	defer f.Close()
+	ef, err := elf.NewFile(f)
+	if err != nil {
+		return ErrNotELF
+	}
+	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	if ef.Machine != want {
+		return fmt.Errorf("%w (%v, want %v)", ErrWrongArch, ef.Machine, want)
+	}
+	return nil
+}
+
+// Path returns the path under which the library was opened: the bare soname when the loader's own search found it.
+func (l *Library) Path() string { return l.path }
+
+// Missing returns the functions that the library lacks, by their newest name.
+func (l *Library) Missing() []string {
+	var m []string
+	for f := range symbols {
+		if l.addr[f] == 0 {
+			m = append(m, symbols[f][0])
+		}
+	}
+	return m
+}
+
+// Symbols returns every name that this package can bind, newest version first within a function.
+func Symbols() []string {
+	var s []string
+	for _, names := range symbols {
+		s = append(s, names...)
+	}
+	return s
+}
+
+// call is the one gateway into the library.
+//
+//go:uintptrescapes
+func (l *Library) call(f function, args ...uintptr) Return {
+	if l.addr[f] == 0 {
+		return ErrFunctionNotFound
+	}
+	if l.onEnter != nil {
+		l.onEnter(l.name[f])
+	}
+	if l.onCall == nil {
+		r, _, _ := purego.SyscallN(l.addr[f], args...)
+		return Return(uint32(r))
+	}
+	start := time.Now()
+	r, _, _ := purego.SyscallN(l.addr[f], args...)
+	l.onCall(l.name[f], time.Since(start), Return(uint32(r)))
+	return Return(uint32(r))
+}
+
+// Init calls nvmlInit_v2. It opens the driver's devices; nothing but Path and Missing may be used before.
+func (l *Library) Init() error { return l.call(fnInit).err() }
+
+// Shutdown calls nvmlShutdown and closes the driver's devices.
+func (l *Library) Shutdown() error { return l.call(fnShutdown).err() }
+
+// text calls a function that fills a buffer with a C string.
+func (l *Library) text(f function, before ...uintptr) (string, error) {
+	buf := make([]byte, 128)
+	var r Return
+	if len(before) == 0 {
+		r = l.call(f, uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+	} else {
+		r = l.call(f, before[0], uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+	}
+	if r != Success {
+		return "", r
+	}
+	return cString(buf), nil
+}
+
+// cString returns the text up to the first NUL, without bytes that are not printable ASCII: the driver's names are, garbage is not.
+func cString(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			b = b[:i]
+			break
+		}
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, string(b))
+}
+
+// SystemGetDriverVersion returns the driver's version, such as "580.159.04".
+func (l *Library) SystemGetDriverVersion() (string, error) { return l.text(fnSystemGetDriverVersion) }
+
+// SystemGetNVMLVersion returns the library's own version, such as "13.580.159.04".
+func (l *Library) SystemGetNVMLVersion() (string, error) { return l.text(fnSystemGetNVMLVersion) }
+
+// SystemGetCudaDriverVersion returns the newest CUDA version that the driver supports, such as "13.0".
+func (l *Library) SystemGetCudaDriverVersion() (string, error) {
+	v := new(int32)
+	if r := l.call(fnSystemGetCudaDriverVersion, uintptr(unsafe.Pointer(v))); r != Success {
+		return "", r
+	}
+	if *v <= 0 {
+		return "", ErrNoValue
+	}
+	return fmt.Sprintf("%d.%d", *v/1000, *v%1000/10), nil
+}
+
+// DeviceGetCount returns the number of GPUs that NVML sees, those it cannot open included.
+func (l *Library) DeviceGetCount() (int, error) {
+	n := new(uint32)
+	if r := l.call(fnDeviceGetCount, uintptr(unsafe.Pointer(n))); r != Success {
+		return 0, r
+	}
+	if *n > 1024 {
+		return 0, ErrNoValue
+	}
+	return int(*n), nil
+}
+
+// DeviceGetHandleByIndex opens the GPU with NVML's index, 0 to DeviceGetCount-1.
+func (l *Library) DeviceGetHandleByIndex(index int) (*Device, error) {
+	d := newDevice(l)
+	if r := l.call(fnDeviceGetHandleByIndex, uintptr(index), uintptr(unsafe.Pointer(&d.buf.handle))); r != Success {
+		return nil, r
+	}
+	d.handle = d.buf.handle
+	return d, nil
+}
