@@ -180,6 +180,14 @@ func check(path string) error {
 // Path returns the path under which the library was opened: the bare soname when the loader's own search found it.
 func (l *Library) Path() string { return l.path }
 
+// With returns a view of the same library whose calls are reported to other hooks: c.OnCall and c.OnEnter. Devices opened through it
+// inherit them.
+func (l *Library) With(c Config) *Library {
+	v := *l
+	v.onCall, v.onEnter = c.OnCall, c.OnEnter
+	return &v
+}
+
 // Missing returns the functions that the library lacks, by their newest name.
 func (l *Library) Missing() []string {
 	var m []string

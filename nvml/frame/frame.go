@@ -49,7 +49,7 @@ func (o *Opt[T]) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Frame is one line. Exactly one of Library and Device is set.
+// Frame is one line: the state of the library, one tick of one device, or events.
 type Frame struct {
 	Version int   `json:"v"`
 	Time    int64 `json:"time"` // Unix time in nanoseconds at which the reading was complete
@@ -57,7 +57,7 @@ type Frame struct {
 	Library *Library `json:"library,omitempty"` // once after start, and whenever the library's state changes
 	Device  *Device  `json:"device,omitempty"`  // once per device and tick
 	Calls   []Call   `json:"calls,omitempty"`   // NVML calls made since the previous frame of this kind
-	Events  []Event  `json:"events,omitempty"`  // Xid and similar events since the previous frame
+	Events  []Event  `json:"events,omitempty"`  // Xid and similar events, as they happen
 }
 
 // When returns the frame's time.
