@@ -53,5 +53,6 @@ type Source struct {
 	Name     string            `json:"name"`
 	Up       bool              `json:"up"`
 	Reason   string            `json:"reason,omitempty"`   // why down: one line, for people
+	PID      int               `json:"pid,omitempty"`      // the source's own process, if it has one: never a workload
 	Restarts map[string]uint64 `json:"restarts,omitempty"` // restarts or reconnects so far, by reason
 }
