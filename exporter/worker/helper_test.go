@@ -229,7 +229,7 @@ func run(t *testing.T, mode string, change func(*Config)) (*Supervisor, *recorde
 	}
 	l := &logs{}
 	c := Config{
-		Path: self, Env: []string{"WORKER_HELPER=" + mode, "GORACE=exitcode=0"},
+		Path: self, Env: []string{"WORKER_HELPER=" + mode, "GORACE=atexit_sleep_ms=0"},
 		StartTimeout: 10 * time.Second, HangAfter: 300 * time.Millisecond, AllHungAfter: 300 * time.Millisecond, KillGrace: 5 * time.Second, StopGrace: 5 * time.Second,
 		BackoffMin: 10 * time.Millisecond, BackoffMax: 40 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(l, nil)),
