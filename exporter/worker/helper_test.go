@@ -54,7 +54,7 @@ func helper(mode string) int {
 		os.Exit(0)
 	}()
 	if mode == "library" {
-		os.Stdout.Write(libraryLine(false, "the NVIDIA driver is not loaded"))
+		os.Stdout.Write(libraryLine(false, "the NVIDIA driver is not loaded"+strings.Repeat(" or not found", 100)))
 		return 1
 	}
 	if mode == "silent" {

@@ -35,7 +35,7 @@ func (m *messages) read(r io.Reader) {
 		if err != nil {
 			return
 		}
-		m.line(clean(line))
+		m.line(cleanTo(maxMessage, string(line)))
 	}
 }
 
@@ -85,15 +85,15 @@ func (m *messages) take() (last, crash string) {
 	return last, crash
 }
 
-// clean makes a line fit for a log and for a reason.
-func clean(b []byte) string {
-	if len(b) > maxMessage {
-		b = b[:maxMessage]
+// cleanTo makes a text of at most max bytes that is fit for a log and for a reason: one line, and nothing a terminal would obey.
+func cleanTo(max int, s string) string {
+	if len(s) > max {
+		s = s[:max]
 	}
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(string(b), "")))
+	}, strings.ToValidUTF8(s, "")))
 }

@@ -416,10 +416,10 @@ func (s *Supervisor) read(w *watch) (o outcome) {
 			s.garbage++
 			s.mu.Unlock()
 			if garbage == 1 {
-				s.cfg.Logger.Warn(name+" printed a line that is no frame", "reason", clean([]byte(err.Error())))
+				s.cfg.Logger.Warn(name+" printed a line that is no frame", "reason", cleanTo(maxMessage, err.Error()))
 			}
 			if errors.Is(err, errVersion) || garbage >= s.cfg.MaxGarbage {
-				o.reason, o.text = ReasonGarbage, name+" does not print frames: "+clean([]byte(err.Error()))
+				o.reason, o.text = ReasonGarbage, name+" does not print frames: "+cleanTo(maxMessage, err.Error())
 				return o
 			}
 			continue // garbage is no sign of life: the deadline stays
@@ -430,11 +430,7 @@ func (s *Supervisor) read(w *watch) (o outcome) {
 			if f.Library.OK && upSince.IsZero() {
 				upSince = time.Now()
 			}
-			if !f.Library.OK {
-				o.text = f.Library.Reason
-			} else {
-				o.text = ""
-			}
+			o.text = libraryReason(f.Library)
 		}
 		s.emit(input.Input{Time: time.Now().UnixNano(), Frame: f})
 		if f.Device != nil {
@@ -450,17 +446,25 @@ func (s *Supervisor) read(w *watch) (o outcome) {
 
 // library follows the state of the library.
 func (s *Supervisor) library(l *frame.Library) {
-	reason := ""
-	if !l.OK {
-		if reason = clean([]byte(l.Reason)); reason == "" {
-			reason = "NVML cannot be used"
-		}
-	}
-	s.setSource(l.OK, reason)
+	s.setSource(l.OK, libraryReason(l))
 	if l.PIDNamespace && !s.inPIDNS {
 		s.cfg.Logger.Warn("NVML shows no processes to a program in a PID namespace of its own: run the exporter in the host's (docker run --pid=host)")
 	}
 	s.inPIDNS = l.PIDNamespace
+}
+
+// maxReason bounds a reason: the list of all paths at which the library was looked for must fit.
+const maxReason = 4 << 10
+
+// libraryReason returns why the library cannot be used, "" if it can.
+func libraryReason(l *frame.Library) string {
+	if l.OK {
+		return ""
+	}
+	if r := cleanTo(maxReason, l.Reason); r != "" {
+		return r
+	}
+	return "NVML cannot be used"
 }
 
 // device follows the state of one device. It returns a reason to replace the worker: every device has been hung for too long.
@@ -469,10 +473,10 @@ func (s *Supervisor) device(d *frame.Device) string {
 	before, known := s.devices[d.Index]
 	if !known || before.state != d.State {
 		s.devices[d.Index] = deviceState{d.State, now}
-		attrs := []any{"index", d.Index, "uuid", clean([]byte(d.UUID)), "state", clean([]byte(d.State))}
+		attrs := []any{"index", d.Index, "uuid", cleanTo(maxMessage, d.UUID), "state", cleanTo(maxMessage, string(d.State))}
 		switch {
 		case d.State != frame.StateOK && d.State != frame.StateAsleep:
-			s.cfg.Logger.Warn("GPU cannot be read", append(attrs, "reason", clean([]byte(d.Reason)))...)
+			s.cfg.Logger.Warn("GPU cannot be read", append(attrs, "reason", cleanTo(maxMessage, d.Reason))...)
 		case known:
 			s.cfg.Logger.Info("GPU changed its state", attrs...)
 		}
@@ -482,7 +486,7 @@ func (s *Supervisor) device(d *frame.Device) string {
 			return ""
 		}
 	}
-	return "every GPU hangs: " + clean([]byte(d.Reason))
+	return "every GPU hangs: " + cleanTo(maxMessage, d.Reason)
 }
 
 // finish ends the worker, if it has not, and says how it ended.
