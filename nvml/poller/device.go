@@ -29,7 +29,7 @@ type device struct {
 
 	refused map[string]time.Time // calls to leave alone, and until when
 	failed  error                // this tick: an error that concerns the whole device
-	first   error                // this tick: the first error that may
+	first   error                // this tick: the first error of any call
 	good    int                  // this tick: calls that worked
 
 	calls   callStats
@@ -308,6 +308,9 @@ func (d *device) may(key string) bool {
 
 // ok judges the result of a call: whether there is a value, and if not, whether and when to ask again.
 func (d *device) ok(key string, err error) bool {
+	if err != nil && d.first == nil && !errors.Is(err, nvml.ErrNoValue) {
+		d.first = err
+	}
 	switch {
 	case err == nil:
 		d.good++
@@ -321,9 +324,6 @@ func (d *device) ok(key string, err error) bool {
 		d.failed = err
 	default:
 		// UNKNOWN, TIMEOUT, NO_PERMISSION and the like: the fault of this call, unless no other works either.
-		if d.first == nil {
-			d.first = err
-		}
 		d.refused[key] = d.p.cfg.now().Add(errorAge)
 	}
 	return false
