@@ -2,7 +2,11 @@
 // control group leads to it. Everything here is a pure function of text; package docker fetches the text.
 package containers
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // Container is one running container.
 type Container struct {
@@ -39,5 +43,48 @@ type Request struct {
 	Text   string   `json:"text"`  // as gpu_request shows it: "all", "count=2", "device=0,1", "cdi:nvidia.com/gpu=0", "env:all", "node:/dev/nvidia0", "privileged"
 	All    bool     `json:"all"`   // every GPU
 	Count  int      `json:"count"` // the first Count GPUs
-	IDs    []string `json:"ids"`   // index, UUID, UUID prefix, MIG UUID, "G:I" MIG index, or device node path
+	IDs    []string `json:"ids"`   // index, UUID, UUID prefix, MIG UUID, "G:I" MIG index, PCI bus id, or device node path
+}
+
+// ShortLen is the length of the short form of a container id, as in "docker ps".
+const ShortLen = 12
+
+// ShortID returns the first 12 characters of a container id: the label container_id.
+func ShortID(id string) string {
+	if len(id) > ShortLen {
+		return id[:ShortLen]
+	}
+	return id
+}
+
+// ShortID returns the short form of the container's id.
+func (c Container) ShortID() string { return ShortID(c.ID) }
+
+// Equal tells whether two containers are the same in every field.
+func (c Container) Equal(d Container) bool {
+	return c.ID == d.ID && c.Name == d.Name && c.Image == d.Image && c.ImageID == d.ImageID && c.Runtime == d.Runtime &&
+		c.Project == d.Project && c.Service == d.Service && c.Pod == d.Pod && c.Namespace == d.Namespace && c.PID == d.PID &&
+		c.Started.Equal(d.Started) && equalRequests(c.Requests, d.Requests) && (c.Nodes == nil) == (d.Nodes == nil) &&
+		slices.Equal(c.Nodes, d.Nodes)
+}
+
+func equalRequests(a, b []Request) bool {
+	return slices.EqualFunc(a, b, func(x, y Request) bool {
+		return x.Source == y.Source && x.Text == y.Text && x.All == y.All && x.Count == y.Count && slices.Equal(x.IDs, y.IDs)
+	})
+}
+
+// RequestText joins the texts of all requests: the label gpu_request. Empty: the container asked for no GPU.
+func (c Container) RequestText() string {
+	switch len(c.Requests) {
+	case 0:
+		return ""
+	case 1:
+		return c.Requests[0].Text
+	}
+	texts := make([]string, len(c.Requests))
+	for i, r := range c.Requests {
+		texts[i] = r.Text
+	}
+	return strings.Join(texts, ";")
 }
