@@ -46,6 +46,8 @@ const (
 	SourceNVML   = "nvml"
 	SourceDocker = "docker"
 	SourceTracer = "tracer"
+	// SourceProcesses is up when /proc shows every process; the reason starts with a token and a colon, such as "hidepid: ".
+	SourceProcesses = "processes"
 )
 
 // Source is the state of a source, sent whenever it changes.
