@@ -27,10 +27,10 @@ type scratch struct {
 	attr    deviceAttributes
 	vtime   violationTime
 	fields  [16]fieldValue
-	procs   []byte
+	procs   []uint64 // room for entries of any layout; words, so that entries are aligned
 	samples []sample
 	putil   []processUtilization
-	gpm     gpmMetricsGet
+	gpm     *gpmMetricsGet
 	support gpmSupport
 }
 
@@ -109,49 +109,35 @@ func structVersion(size uintptr, v uint32) uint32 { return uint32(size) | v<<24 
 
 // u32Call calls a function whose only result is an unsigned int.
 func (d *Device) u32Call(f function) (uint32, error) {
+	// The sentinel goes in first: a driver that succeeds without writing must not hand out the previous call's answer.
+	d.buf.u32[0] = math.MaxUint32
 	if r := d.l.call(f, d.handle, uintptr(unsafe.Pointer(&d.buf.u32[0]))); r != Success {
 		return 0, r
 	}
-	if d.buf.u32[0] == math.MaxUint32 {
-		return 0, ErrNoValue
-	}
-	return d.buf.u32[0], nil
+	return valid32(d.buf.u32[0])
 }
 
 // u32Arg calls a function with one argument between handle and result.
 func (d *Device) u32Arg(f function, arg uint32) (uint32, error) {
+	d.buf.u32[0] = math.MaxUint32
 	if r := d.l.call(f, d.handle, uintptr(arg), uintptr(unsafe.Pointer(&d.buf.u32[0]))); r != Success {
 		return 0, r
 	}
-	if d.buf.u32[0] == math.MaxUint32 {
-		return 0, ErrNoValue
-	}
-	return d.buf.u32[0], nil
+	return valid32(d.buf.u32[0])
 }
 
-// percent refuses what cannot be a percentage.
-func percent(v uint32, err error) (float64, error) {
-	if err == nil && v > 100 {
-		return 0, ErrNoValue
-	}
-	return float64(v), err
+// unset fills the small results with the sentinel before a call that writes several of them.
+func (b *scratch) unset() *[4]uint32 {
+	b.u32 = [4]uint32{math.MaxUint32, math.MaxUint32, math.MaxUint32, math.MaxUint32}
+	return &b.u32
 }
 
-// validBytes refuses the ways in which NVML and its drivers say "no such amount": all bits set, and anything from 2^63 down to 2^50
-// (a pebibyte), which no device has and sentinels come near to.
-func validBytes(v uint64) (uint64, error) {
-	if v >= 1<<50 {
-		return 0, ErrNoValue
+// enabled reads an nvmlEnableState_t.
+func enabled(v uint32, err error) (bool, error) {
+	if err == nil && v > 1 {
+		return false, ErrNoValue
 	}
-	return v, nil
-}
-
-// validCount refuses the sentinels of counters, and their neighbours.
-func validCount(v uint64) (uint64, error) {
-	if v >= math.MaxInt64-1024 {
-		return 0, ErrNoValue
-	}
-	return v, nil
+	return v == 1, err
 }
 
 // GetUUID returns the device's UUID, "GPU-…" or "MIG-…" (nvmlDeviceGetUUID).
@@ -167,11 +153,7 @@ func (d *Device) GetSerial() (string, error) { return d.named(fnDeviceGetSerial)
 func (d *Device) GetVbiosVersion() (string, error) { return d.named(fnDeviceGetVbiosVersion) }
 
 func (d *Device) named(f function) (string, error) {
-	s, err := d.l.text(f, d.handle)
-	if err == nil && s == "" {
-		return "", ErrNoValue
-	}
-	return s, err
+	return d.l.text(f, d.handle)
 }
 
 // GetPciBusID returns the PCI address in the kernel's form, such as "0000:0a:00.0" (nvmlDeviceGetPciInfo_v3).
@@ -227,7 +209,7 @@ func (d *Device) GetArchitecture() (string, error) {
 
 // GetCudaComputeCapability returns the compute capability, such as 9 and 0 (nvmlDeviceGetCudaComputeCapability).
 func (d *Device) GetCudaComputeCapability() (major, minor int, err error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(fnDeviceGetCudaComputeCapability, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1]))); r != Success {
 		return 0, 0, r
 	}
@@ -239,8 +221,7 @@ func (d *Device) GetCudaComputeCapability() (major, minor int, err error) {
 
 // GetPersistenceMode tells whether persistence mode is on (nvmlDeviceGetPersistenceMode).
 func (d *Device) GetPersistenceMode() (bool, error) {
-	v, err := d.u32Call(fnDeviceGetPersistenceMode)
-	return v == 1, err
+	return enabled(d.u32Call(fnDeviceGetPersistenceMode))
 }
 
 // GetComputeMode returns "default", "prohibited" or "exclusive_process" (nvmlDeviceGetComputeMode).
@@ -306,11 +287,11 @@ func (m Memory) check() error {
 // GetBAR1MemoryInfo returns the bytes of BAR1 (memory mapped for the CPU and peers) in use and in all (nvmlDeviceGetBAR1MemoryInfo).
 func (d *Device) GetBAR1MemoryInfo() (used, total uint64, err error) {
 	b := &d.buf.bar1
-	*b = bar1Memory{}
+	*b = bar1Memory{total: math.MaxUint64}
 	if r := d.l.call(fnDeviceGetBAR1MemoryInfo, d.handle, uintptr(unsafe.Pointer(b))); r != Success {
 		return 0, 0, r
 	}
-	if b.total >= 1<<50 || b.used > b.total {
+	if b.total == 0 || b.total >= 1<<50 || b.used > b.total {
 		return 0, 0, ErrNoValue
 	}
 	return b.used, b.total, nil
@@ -320,6 +301,7 @@ func (d *Device) GetBAR1MemoryInfo() (used, total uint64, err error) {
 // (nvmlDeviceGetUtilizationRates).
 func (d *Device) GetUtilizationRates() (gpu, memory float64, err error) {
 	u := &d.buf.util
+	*u = utilization{math.MaxUint32, math.MaxUint32}
 	if r := d.l.call(fnDeviceGetUtilizationRates, d.handle, uintptr(unsafe.Pointer(u))); r != Success {
 		return 0, 0, r
 	}
@@ -330,7 +312,7 @@ func (d *Device) GetUtilizationRates() (gpu, memory float64, err error) {
 }
 
 func (d *Device) engine(f function) (float64, error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(f, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1]))); r != Success {
 		return 0, r
 	}
@@ -395,7 +377,7 @@ func (d *Device) GetEnforcedPowerLimit() (float64, error) {
 
 // GetPowerManagementLimitConstraints returns the range of limits that may be set, in watts.
 func (d *Device) GetPowerManagementLimitConstraints() (low, high float64, err error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(fnDeviceGetPowerManagementLimitConstraints, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1]))); r != Success {
 		return 0, 0, r
 	}
@@ -408,11 +390,15 @@ func (d *Device) GetPowerManagementLimitConstraints() (low, high float64, err er
 // GetTotalEnergyConsumption returns the energy used since the driver was loaded, in joules. It is a dear call: about 4 ms of CPU on
 // an H200 (nvmlDeviceGetTotalEnergyConsumption).
 func (d *Device) GetTotalEnergyConsumption() (float64, error) {
+	d.buf.u64 = math.MaxUint64
 	if r := d.l.call(fnDeviceGetTotalEnergyConsumption, d.handle, uintptr(unsafe.Pointer(&d.buf.u64))); r != Success {
 		return 0, r
 	}
-	v, err := validCount(d.buf.u64)
-	return float64(v) / 1000, err
+	// A kilowatt makes 3e13 mJ in a year.
+	if d.buf.u64 > 1e17 {
+		return 0, ErrNoValue
+	}
+	return float64(d.buf.u64) / 1000, nil
 }
 
 // The clock domains.
@@ -452,10 +438,11 @@ func (d *Device) GetPerformanceState() (int, error) {
 
 // GetCurrentClocksEventReasons returns the bit mask of reasons that hold the clocks down now.
 func (d *Device) GetCurrentClocksEventReasons() (uint64, error) {
+	d.buf.u64 = math.MaxUint64
 	if r := d.l.call(fnDeviceGetCurrentClocksEventReasons, d.handle, uintptr(unsafe.Pointer(&d.buf.u64))); r != Success {
 		return 0, r
 	}
-	if d.buf.u64 >= 1<<32 {
+	if d.buf.u64 >= 1<<31 {
 		return 0, ErrNoValue
 	}
 	return d.buf.u64, nil
@@ -464,6 +451,7 @@ func (d *Device) GetCurrentClocksEventReasons() (uint64, error) {
 // GetViolationStatus returns the seconds for which a policy (nvmlPerfPolicyType_enum) held the clocks down.
 func (d *Device) GetViolationStatus(policy uint32) (float64, error) {
 	v := &d.buf.vtime
+	*v = violationTime{math.MaxUint64, math.MaxUint64}
 	if r := d.l.call(fnDeviceGetViolationStatus, d.handle, uintptr(policy), uintptr(unsafe.Pointer(v))); r != Success {
 		return 0, r
 	}
@@ -474,6 +462,7 @@ func (d *Device) GetViolationStatus(policy uint32) (float64, error) {
 // GetTotalEccErrors returns a count of ECC errors; aggregate counts the life of the board, otherwise since the driver was loaded
 // (nvmlDeviceGetTotalEccErrors).
 func (d *Device) GetTotalEccErrors(uncorrected, aggregate bool) (uint64, error) {
+	d.buf.u64 = math.MaxUint64
 	if r := d.l.call(fnDeviceGetTotalEccErrors, d.handle, flag(uncorrected), flag(aggregate), uintptr(unsafe.Pointer(&d.buf.u64))); r != Success {
 		return 0, r
 	}
@@ -494,7 +483,7 @@ func (d *Device) GetRetiredPages(doubleBit bool) (uint64, error) {
 	if r != Success && r != ErrInsufficientSize {
 		return 0, r
 	}
-	if d.buf.u32[0] > 1<<20 {
+	if d.buf.u32[0] > maxRows {
 		return 0, ErrNoValue
 	}
 	return uint64(d.buf.u32[0]), nil
@@ -502,8 +491,7 @@ func (d *Device) GetRetiredPages(doubleBit bool) (uint64, error) {
 
 // GetRetiredPagesPendingStatus tells whether pages wait for a reboot to be retired.
 func (d *Device) GetRetiredPagesPendingStatus() (bool, error) {
-	v, err := d.u32Call(fnDeviceGetRetiredPagesPendingStatus)
-	return v == 1, err
+	return enabled(d.u32Call(fnDeviceGetRetiredPagesPendingStatus))
 }
 
 // RemappedRows are rows of memory replaced by spare ones (nvmlDeviceGetRemappedRows).
@@ -512,14 +500,17 @@ type RemappedRows struct {
 	Pending, Failure       bool
 }
 
+// maxRows is more rows than any device has to spare, and than pages can be retired.
+const maxRows = 1 << 20
+
 // GetRemappedRows returns the row remappings of Ampere and later.
 func (d *Device) GetRemappedRows() (RemappedRows, error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(fnDeviceGetRemappedRows, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1])),
 		uintptr(unsafe.Pointer(&b[2])), uintptr(unsafe.Pointer(&b[3]))); r != Success {
 		return RemappedRows{}, r
 	}
-	if b[0] == math.MaxUint32 || b[1] == math.MaxUint32 {
+	if b[0] > maxRows || b[1] > maxRows || b[2] > 1 || b[3] > 1 {
 		return RemappedRows{}, ErrNoValue
 	}
 	return RemappedRows{uint64(b[0]), uint64(b[1]), b[2] == 1, b[3] == 1}, nil
@@ -578,12 +569,15 @@ func (d *Device) GetPcieReplayCounter() (uint64, error) {
 // long (nvmlDeviceGetPcieThroughput).
 func (d *Device) GetPcieThroughput(received bool) (float64, error) {
 	v, err := d.u32Arg(fnDeviceGetPcieThroughput, uint32(flag(received)))
+	if err == nil && v > 1<<30 {
+		return 0, ErrNoValue // above 1 TiB/s
+	}
 	return float64(v) * 1024, err
 }
 
 // GetEncoderSessions returns the number of encoder sessions (nvmlDeviceGetEncoderStats).
 func (d *Device) GetEncoderSessions() (int, error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(fnDeviceGetEncoderStats, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1])), uintptr(unsafe.Pointer(&b[2]))); r != Success {
 		return 0, r
 	}
@@ -595,8 +589,7 @@ func (d *Device) GetEncoderSessions() (int, error) {
 
 // GetNvLinkState tells whether a link is active (nvmlDeviceGetNvLinkState).
 func (d *Device) GetNvLinkState(link int) (bool, error) {
-	v, err := d.u32Arg(fnDeviceGetNvLinkState, uint32(link))
-	return v == 1, err
+	return enabled(d.u32Arg(fnDeviceGetNvLinkState, uint32(link)))
 }
 
 // The kinds of NVLink errors.
@@ -609,6 +602,7 @@ const (
 
 // GetNvLinkErrorCounter returns a link's error count (nvmlDeviceGetNvLinkErrorCounter).
 func (d *Device) GetNvLinkErrorCounter(link int, kind uint32) (uint64, error) {
+	d.buf.u64 = math.MaxUint64
 	if r := d.l.call(fnDeviceGetNvLinkErrorCounter, d.handle, uintptr(link), uintptr(kind), uintptr(unsafe.Pointer(&d.buf.u64))); r != Success {
 		return 0, r
 	}
@@ -617,7 +611,7 @@ func (d *Device) GetNvLinkErrorCounter(link int, kind uint32) (uint64, error) {
 
 // MIGModeEnabled tells whether MIG is on now (nvmlDeviceGetMigMode).
 func (d *Device) MIGModeEnabled() (bool, error) {
-	b := &d.buf.u32
+	b := d.buf.unset()
 	if r := d.l.call(fnDeviceGetMigMode, d.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&b[1]))); r != Success {
 		return false, r
 	}
@@ -648,13 +642,18 @@ func (d *Device) GetMigDeviceHandleByIndex(index int) (*Device, error) {
 
 // GetGpuInstanceID returns the GPU instance of a MIG device.
 func (d *Device) GetGpuInstanceID() (int, error) {
-	v, err := d.u32Call(fnDeviceGetGpuInstanceId)
-	return int(v), err
+	return instanceID(d.u32Call(fnDeviceGetGpuInstanceId))
 }
 
 // GetComputeInstanceID returns the compute instance of a MIG device.
 func (d *Device) GetComputeInstanceID() (int, error) {
-	v, err := d.u32Call(fnDeviceGetComputeInstanceId)
+	return instanceID(d.u32Call(fnDeviceGetComputeInstanceId))
+}
+
+func instanceID(v uint32, err error) (int, error) {
+	if err == nil && v > maxInstance {
+		return 0, ErrNoValue
+	}
 	return int(v), err
 }
 
@@ -669,7 +668,7 @@ type Attributes struct {
 // GetAttributes returns a MIG device's attributes.
 func (d *Device) GetAttributes() (Attributes, error) {
 	a := &d.buf.attr
-	*a = deviceAttributes{}
+	*a = deviceAttributes{multiprocessorCount: math.MaxUint32}
 	if r := d.l.call(fnDeviceGetAttributes, d.handle, uintptr(unsafe.Pointer(a))); r != Success {
 		return Attributes{}, r
 	}

@@ -12,13 +12,14 @@ type gpmMetric struct {
 	_          [3]uintptr // names and unit, owned by NVML
 }
 
-// maxGPMMetrics is how many metrics one call here asks for. The header's array is longer; NVML reads numMetrics entries of it.
-const maxGPMMetrics = 24
+// gpmMetricMax is the length of the header's array (NVML_GPM_METRIC_MAX). A call asks for the first few entries only, but the struct is
+// as long as NVML may expect it to be.
+const gpmMetricMax = 477
 
 type gpmMetricsGet struct {
 	version, numMetrics uint32
 	sample1, sample2    uintptr
-	metrics             [maxGPMMetrics]gpmMetric
+	metrics             [gpmMetricMax]gpmMetric
 }
 
 type gpmSupport struct{ version, supported uint32 }
@@ -48,11 +49,11 @@ type GPMSample struct {
 // GPMSupported tells whether the device has GPM counters: Hopper and later (nvmlGpmQueryDeviceSupport).
 func (d *Device) GPMSupported() (bool, error) {
 	s := &d.buf.support
-	*s = gpmSupport{version: 1}
+	*s = gpmSupport{version: 1, supported: math.MaxUint32}
 	if r := d.l.call(fnGpmQueryDeviceSupport, d.handle, uintptr(unsafe.Pointer(s))); r != Success {
 		return false, r
 	}
-	return s.supported == 1, nil
+	return enabled(s.supported, nil)
 }
 
 // GPMSampleAlloc allocates a sample buffer (nvmlGpmSampleAlloc).
@@ -81,11 +82,14 @@ type GPMValue struct {
 
 // GPMMetricsGet computes the means between two samples of this device (nvmlGpmMetricsGet).
 func (d *Device) GPMMetricsGet(first, second *GPMSample, values []GPMValue) error {
-	if len(values) == 0 || len(values) > maxGPMMetrics {
+	if len(values) == 0 || len(values) > gpmMetricMax {
 		return ErrInvalidArgument
 	}
-	g := &d.buf.gpm
-	*g = gpmMetricsGet{version: 1, numMetrics: uint32(len(values)), sample1: first.handle, sample2: second.handle}
+	if d.buf.gpm == nil {
+		d.buf.gpm = new(gpmMetricsGet)
+	}
+	g := d.buf.gpm
+	g.version, g.numMetrics, g.sample1, g.sample2 = 1, uint32(len(values)), first.handle, second.handle
 	for i, v := range values {
 		g.metrics[i] = gpmMetric{metricID: v.ID, nvmlReturn: uint32(ErrUnknown)}
 	}

@@ -11,6 +11,7 @@
 package nvml
 
 import (
+	"bytes"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -96,74 +97,94 @@ func (e *NotFoundError) Error() string {
 // Is matches ErrLibraryNotFound.
 func (e *NotFoundError) Is(target error) bool { return target == error(ErrLibraryNotFound) }
 
+// Unwrap returns the reason of every path.
+func (e *NotFoundError) Unwrap() []error {
+	errs := make([]error, len(e.Tried))
+	for i, t := range e.Tried {
+		errs[i] = t.Err
+	}
+	return errs
+}
+
 // Errors that say why a file cannot be the library.
 var (
+	ErrNotFile   = errors.New("not a file")
 	ErrNotELF    = errors.New("not an ELF file")
 	ErrWrongArch = errors.New("built for another processor")
 )
 
-// Open finds the library, opens it and looks up its functions. It does not initialise NVML: see Library.Init.
+// Open finds the library, opens it and looks up its functions. It does not initialise NVML: see Library.Init. Its error is a
+// *NotFoundError that names every path tried.
 func Open(c Config) (*Library, error) {
 	// dlopen and dlerror must run on one thread: glibc keeps the message per thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	handle, path, err := find(c.Path)
-	if err != nil {
-		return nil, err
-	}
-	l := &Library{path: path, onCall: c.OnCall, onEnter: c.OnEnter}
-	for f, names := range symbols {
-		for i, n := range names {
-			l.name[f] = n
-			if a, err := purego.Dlsym(handle, n); err == nil {
-				l.addr[f], l.version[f] = a, len(names)-i
-				break
-			}
-		}
-	}
-	if l.addr[fnInit] == 0 {
-		return nil, fmt.Errorf("%s: not the NVML library: it has no nvmlInit: %w", path, ErrFunctionNotFound)
-	}
-	return l, nil
-}
-
-func find(path string) (handle uintptr, found string, err error) {
-	candidates := []string{path}
-	if path == "" {
-		candidates = candidates[:0]
-		candidates = append(candidates, soname)
+	candidates := []string{c.Path}
+	if c.Path == "" {
+		candidates = append(candidates[:0], soname)
 		for _, d := range directories() {
 			candidates = append(candidates, filepath.Join(d, soname))
 		}
 	}
 	var e NotFoundError
-	for _, c := range candidates {
-		if filepath.IsAbs(c) || path != "" {
-			if err := check(c); err != nil {
-				e.Tried = append(e.Tried, Tried{c, err})
-				continue
+	for _, path := range candidates {
+		l, err := open(path, c.Path != "")
+		if err == nil {
+			l.onCall, l.onEnter = c.OnCall, c.OnEnter
+			return l, nil
+		}
+		e.Tried = append(e.Tried, Tried{path, err})
+	}
+	return nil, &e
+}
+
+// open tries one path. A path without a slash is the loader's to find, unless the user gave it.
+func open(path string, given bool) (*Library, error) {
+	if given || filepath.IsAbs(path) {
+		if err := check(path); err != nil {
+			return nil, err
+		}
+	}
+	if given {
+		// dlopen would search for a bare name instead of taking the file that was just looked at.
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
+	}
+	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), path+": "))
+	}
+	l := &Library{path: path}
+	for f, names := range symbols {
+		l.name[f] = names[0]
+		for i, n := range names {
+			if a, err := purego.Dlsym(handle, n); err == nil {
+				l.addr[f], l.name[f], l.version[f] = a, n, len(names)-i
+				break
 			}
 		}
-		h, err := purego.Dlopen(c, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-		if err != nil {
-			e.Tried = append(e.Tried, Tried{c, err})
-			continue
-		}
-		return h, c, nil
 	}
-	return 0, "", &e
+	if l.addr[fnInit] == 0 {
+		return nil, fmt.Errorf("not the NVML library, it has no nvmlInit: %w", ErrFunctionNotFound)
+	}
+	return l, nil
 }
 
 // check reads the file's ELF header, for a clearer reason than dlopen's.
 func check(path string) error {
+	// Opening a pipe would wait for its other end.
+	st, err := os.Stat(path)
+	if err != nil {
+		return reason(err)
+	}
+	if !st.Mode().IsRegular() {
+		return ErrNotFile
+	}
 	f, err := os.Open(path)
 	if err != nil {
-		var p *fs.PathError
-		if errors.As(err, &p) {
-			return p.Err
-		}
-		return err
+		return reason(err)
 	}
 	defer f.Close()
 	ef, err := elf.NewFile(f)
@@ -175,6 +196,15 @@ func check(path string) error {
 		return fmt.Errorf("%w (%v, want %v)", ErrWrongArch, ef.Machine, want)
 	}
 	return nil
+}
+
+// reason takes the path out of an error: it is told beside it.
+func reason(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
 }
 
 // Path returns the path under which the library was opened: the bare soname when the loader's own search found it.
@@ -246,16 +276,19 @@ func (l *Library) text(f function, before ...uintptr) (string, error) {
 	if r != Success {
 		return "", r
 	}
-	return cString(buf), nil
+	s := cString(buf)
+	if s == "" {
+		return "", ErrNoValue
+	}
+	return s, nil
 }
 
-// cString returns the text up to the first NUL, without bytes that are not printable ASCII: the driver's names are, garbage is not.
+// cString returns the text up to the first NUL, without bytes that are not printable ASCII: the driver's names are, garbage is not. Text
+// that does not end is none.
 func cString(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			b = b[:i]
-			break
-		}
+	b, _, ended := bytes.Cut(b, []byte{0})
+	if !ended {
+		return ""
 	}
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

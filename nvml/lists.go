@@ -28,25 +28,36 @@ func (d *Device) GetGraphicsRunningProcesses(buf []ProcessInfo) ([]ProcessInfo, 
 	return d.processes(fnDeviceGetGraphicsRunningProcesses, buf)
 }
 
+// The layouts of a process list, in bytes per entry. Versions 2 and 3 are 24 bytes long by the header, but drivers 535.43 to 535.86
+// wrote 32 in version 3, and 16 has been reported too.
+const (
+	strideV1    = int(unsafe.Sizeof(processInfoV1{}))
+	strideV2    = int(unsafe.Sizeof(processInfoV2{}))
+	strideWide  = strideV2 + 8
+	strideWords = strideWide / 8
+	// untouched fills the buffer before a call: which words the driver wrote tells the layout that it used.
+	untouched = 0xa5a5a5a5a5a5a5a5
+)
+
 func (d *Device) processes(f function, buf []ProcessInfo) ([]ProcessInfo, error) {
-	// Versions 2 and 3 share a struct; version 1 has a shorter one. The symbol that was bound decides, never a guess.
-	stride := int(unsafe.Sizeof(processInfoV2{}))
-	if d.l.version[f] == 1 {
-		stride = int(unsafe.Sizeof(processInfoV1{}))
-	}
 	b := d.buf
 	if b.procs == nil {
-		b.procs = make([]byte, 32*stride)
+		b.procs = make([]uint64, 32*strideWords)
 	}
 	for {
-		room := len(b.procs) / stride
+		// Every entry gets the widest layout's room, so that no driver writes past the end.
+		room := len(b.procs) / strideWords
+		for i := range b.procs {
+			b.procs[i] = untouched
+		}
 		b.u32[0] = uint32(room)
 		r := d.l.call(f, d.handle, uintptr(unsafe.Pointer(&b.u32[0])), uintptr(unsafe.Pointer(&b.procs[0])))
 		n := int(b.u32[0])
 		switch {
 		case r == Success && n <= room:
+			stride := layout(b.procs, n, d.l.version[f])
 			for i := range n {
-				if p, ok := decodeProcess(b.procs[i*stride:(i+1)*stride], stride); ok {
+				if p, ok := decodeProcess(b.procs[i*stride/8 : (i+1)*stride/8]); ok {
 					buf = append(buf, p)
 				}
 			}
@@ -57,7 +68,7 @@ func (d *Device) processes(f function, buf []ProcessInfo) ([]ProcessInfo, error)
 			if n > maxEntries {
 				return buf, ErrNoValue
 			}
-			b.procs = make([]byte, n*stride)
+			b.procs = make([]uint64, n*strideWords)
 		case r == Success:
 			return buf, ErrNoValue
 		default:
@@ -66,25 +77,46 @@ func (d *Device) processes(f function, buf []ProcessInfo) ([]ProcessInfo, error)
 	}
 }
 
-func decodeProcess(b []byte, stride int) (ProcessInfo, bool) {
-	pid := binary.NativeEndian.Uint32(b)
-	if pid == 0 || pid > math.MaxInt32 {
+// layout returns the bytes per entry that the driver used for n entries: by how much it wrote, else by the symbol's version.
+func layout(words []uint64, n, version int) int {
+	last := len(words)
+	for last > 0 && words[last-1] == untouched {
+		last--
+	}
+	for _, s := range [...]int{strideV1, strideV2, strideWide} {
+		if n > 0 && last*8 == n*s && (version > 1 || s == strideV1) {
+			return s
+		}
+	}
+	if version == 1 {
+		return strideV1
+	}
+	return strideV2
+}
+
+// decodeProcess reads one entry: pid and padding, bytes, and in the longer layouts the MIG instances.
+func decodeProcess(w []uint64) (ProcessInfo, bool) {
+	e := (*processInfoV1)(unsafe.Pointer(&w[0]))
+	if !validPID(e.pid) {
 		return ProcessInfo{}, false
 	}
-	p := ProcessInfo{PID: int(pid), GPUInstance: -1, ComputeInstance: -1}
-	if v, err := validBytes(binary.NativeEndian.Uint64(b[8:])); err == nil {
+	p := ProcessInfo{PID: int(e.pid), GPUInstance: -1, ComputeInstance: -1}
+	if v, err := validBytes(e.used); err == nil {
 		p.UsedMemory, p.HasMemory = v, true
 	}
-	if stride >= int(unsafe.Sizeof(processInfoV2{})) {
-		p.GPUInstance = instance(binary.NativeEndian.Uint32(b[16:]))
-		p.ComputeInstance = instance(binary.NativeEndian.Uint32(b[20:]))
+	if len(w)*8 >= strideV2 {
+		e := (*processInfoV2)(unsafe.Pointer(&w[0]))
+		p.GPUInstance, p.ComputeInstance = instance(e.gpuInstanceID), instance(e.computeInstanceID)
 	}
 	return p, true
 }
 
+// maxInstance bounds the ids of MIG instances.
+const maxInstance = 1 << 16
+
 // instance turns a MIG instance id into an int, -1 when the driver says there is none.
 func instance(v uint32) int {
-	if v > 1<<16 {
+	if v > maxInstance {
 		return -1
 	}
 	return int(v)
@@ -112,10 +144,10 @@ func (d *Device) GetProcessUtilization(buf []ProcessUtilization, since int64) ([
 		switch {
 		case r == Success && n <= len(b.putil):
 			for _, s := range b.putil[:n] {
-				if s.pid == 0 || s.pid > math.MaxInt32 || s.sm > 100 || s.timestamp == 0 || s.timestamp > math.MaxInt64/2 {
+				if !validPID(s.pid) || !validTime(s.timestamp, since) || max(s.sm, s.mem, s.enc, s.dec) > 100 {
 					continue
 				}
-				buf = append(buf, ProcessUtilization{int(s.pid), int64(s.timestamp), float64(s.sm), clamp(s.mem), clamp(s.enc), clamp(s.dec)})
+				buf = append(buf, ProcessUtilization{int(s.pid), int64(s.timestamp), float64(s.sm), float64(s.mem), float64(s.enc), float64(s.dec)})
 			}
 			return buf, nil
 		case r == ErrNotFound:
@@ -132,14 +164,6 @@ func (d *Device) GetProcessUtilization(buf []ProcessUtilization, since int64) ([
 			return buf, r
 		}
 	}
-}
-
-// clamp drops an impossible percentage of a secondary engine.
-func clamp(v uint32) float64 {
-	if v > 100 {
-		return 0
-	}
-	return float64(v)
 }
 
 // The sample rings of GetSamples (nvmlSamplingType_enum).
@@ -169,7 +193,7 @@ func (d *Device) GetSamples(buf []RingSample, ring uint32, since int64) ([]RingS
 		case r == Success && n <= len(b.samples):
 			for _, s := range b.samples[:n] {
 				v, ok := number(b.u32[0], s.value)
-				if !ok || s.timestamp == 0 || s.timestamp > math.MaxInt64/2 || int64(s.timestamp) <= since {
+				if !ok || !validTime(s.timestamp, since) {
 					continue
 				}
 				switch ring {
@@ -211,7 +235,8 @@ func number(valueType uint32, b [8]byte) (float64, bool) {
 		v := math.Float64frombits(u64)
 		return v, !math.IsNaN(v) && !math.IsInf(v, 0) && v >= 0
 	case 1:
-		return float64(u32), u32 != math.MaxUint32
+		_, err := valid32(u32)
+		return float64(u32), err == nil
 	case 2, 3:
 		_, err := validCount(u64)
 		return float64(u64), err == nil

@@ -12,7 +12,6 @@ const (
 	fnSystemGetCudaDriverVersion
 	fnDeviceGetCount
 	fnDeviceGetHandleByIndex
-	fnDeviceGetHandleByPciBusId
 	fnDeviceGetUUID
 	fnDeviceGetName
 	fnDeviceGetPciInfo
@@ -91,7 +90,6 @@ var symbols = [numFunctions][]string{
 	fnSystemGetCudaDriverVersion:               {"nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"},
 	fnDeviceGetCount:                           {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
 	fnDeviceGetHandleByIndex:                   {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
-	fnDeviceGetHandleByPciBusId:                {"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId"},
 	fnDeviceGetUUID:                            {"nvmlDeviceGetUUID"},
 	fnDeviceGetName:                            {"nvmlDeviceGetName"},
 	fnDeviceGetPciInfo:                         {"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
