@@ -54,7 +54,7 @@ func TestBuilds(t *testing.T) {
 func build(t *testing.T, arch string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "nvml-worker")
-	cmd := exec.Command(filepath.Join(runtime.GOROOT(), "bin", "go"), "build", "-o", out, ".")
+	cmd := exec.Command("go", "build", "-o", out, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, msg)

@@ -15,7 +15,7 @@ import (
 // runReal runs the real worker program on a fake host.
 func runReal(t *testing.T, h *fake.Host, change func(*Config)) (*Supervisor, *recorder, *logs) {
 	t.Helper()
-	prog := build(t, "build")
+	prog := dynamic(t)
 	return run(t, "", func(c *Config) {
 		c.Path, c.embedded, c.Env, c.Library = "", prog, nil, h.Library
 		c.Interval = 50 * time.Millisecond
@@ -46,14 +46,14 @@ func TestFakeHost(t *testing.T) {
 		t.Parallel()
 		h := fake.Install(t, good)
 		s, r, _ := runReal(t, h, nil)
-		in := r.wait(t, "both devices", func(in []input.Input) bool {
+		r.wait(t, "both devices", func(in []input.Input) bool {
 			return device(in, 1).Load != nil && device(in, 0).Load != nil && last(in).Up
 		})
 		if comm, _ := os.ReadFile("/proc/" + itoa(s.PIDs()[0]) + "/comm"); string(comm) != "nvml-worker\n" {
 			t.Errorf("the worker calls itself %q", comm)
 		}
 		h.Set(t, with(fake.Fault{Function: "nvmlDeviceGetTemperature", GPU: 1, Kind: fake.Crash}))
-		in = r.wait(t, "the crash", restarted(ReasonCrash, 1))
+		in := r.wait(t, "the crash", restarted(ReasonCrash, 1))
 		if got := last(in).Reason; !strings.HasPrefix(got, "nvml-worker crashed: ") {
 			t.Errorf("reason %q", got)
 		}
@@ -111,7 +111,7 @@ func TestFakeHost(t *testing.T) {
 // Chrooted to a driver root that holds glibc and the library, the worker finds the library there by itself.
 func TestFakeHostInDriverRoot(t *testing.T) {
 	needRoot(t)
-	prog := build(t, "build")
+	prog := dynamic(t)
 	root := t.TempDir()
 	glibc(t, prog, root)
 	b, err := os.ReadFile(fake.Build(t))

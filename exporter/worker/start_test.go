@@ -3,39 +3,61 @@ package worker
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
+	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"gpu-exporter/exporter/input"
 )
 
-// static builds this package's test binary without cgo, which makes it a static worker that runs in any root.
+// static is this package's test binary built without cgo, which makes it a static worker that runs in any root.
 func static(t *testing.T) []byte {
 	t.Helper()
-	return build(t, "test", "-c")
+	return built(t, staticTest)
 }
 
-func build(t *testing.T, args ...string) []byte {
+// dynamic is the real worker program.
+func dynamic(t *testing.T) []byte {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), "program")
-	cmd := exec.Command(filepath.Join(runtime.GOROOT(), "bin", "go"), append(args, "-o", out, ".")...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if args[0] == "build" {
-		cmd.Dir = "../../cmd/nvml-worker"
-	}
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd.Args, err, msg)
-	}
-	b, err := os.ReadFile(out)
+	return built(t, realWorker)
+}
+
+var (
+	staticTest = sync.OnceValues(func() ([]byte, error) { return build(".", "test", "-c") })
+	realWorker = sync.OnceValues(func() ([]byte, error) { return build("../../cmd/nvml-worker", "build") })
+)
+
+func built(t *testing.T, once func() ([]byte, error)) []byte {
+	t.Helper()
+	b, err := once()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
+}
+
+func build(dir string, args ...string) ([]byte, error) {
+	tmp, err := os.MkdirTemp("", "worker-test-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(tmp)
+	out := filepath.Join(tmp, "program")
+	cmd := exec.Command("go", append(args, "-ldflags=-s -w", "-o", out, ".")...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir = dir
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%v: %w\n%s", cmd.Args, err, msg)
+	}
+	return os.ReadFile(out)
 }
 
 func compress(t *testing.T, b []byte) []byte {
@@ -77,6 +99,55 @@ func TestCarriers(t *testing.T) {
 				t.Errorf("left in the directory: %v", left)
 			}
 		})
+	}
+}
+
+// noexec is what TestMemfdForbidden runs, in a PID namespace of its own: the sysctl belongs to that.
+func noexec() {
+	for _, err := range []error{
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("proc", "/proc", "proc", 0, ""),
+		os.WriteFile("/proc/sys/vm/memfd_noexec", []byte("2"), 0),
+	} {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	New(Config{embedded: self, Env: []string{"WORKER_HELPER=good"}, Logger: slog.New(slog.DiscardHandler),
+		onStarted: func(carrier string) { fmt.Println("ran from a " + carrier) },
+	}).Run(context.Background(), func(i input.Input) {
+		if i.Frame != nil {
+			os.Exit(0)
+		}
+		if i.Source.Reason != "starting" && !i.Source.Up {
+			fmt.Println(i.Source.Reason)
+			os.Exit(1)
+		}
+	})
+}
+
+// Where the kernel forbids to execute a memfd (vm.memfd_noexec=2), a temporary file serves.
+func TestMemfdForbidden(t *testing.T) {
+	needRoot(t)
+	if _, err := os.Stat("/proc/sys/vm/memfd_noexec"); err != nil {
+		t.Skip("this kernel is older than 6.3 and cannot forbid it")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "WORKER_NOEXEC=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if want := "ran from a temporary file in " + os.TempDir() + "\n"; err != nil || string(out) != want {
+		t.Errorf("%v, printed %q, want %q", err, out, want)
 	}
 }
 
@@ -148,7 +219,7 @@ func itoa(n int) string {
 func TestNoGlibc(t *testing.T) {
 	needRoot(t)
 	root := t.TempDir()
-	_, r, _ := run(t, "good", func(c *Config) { c.Path, c.embedded, c.DriverRoot = "", build(t, "build"), root })
+	_, r, _ := run(t, "good", func(c *Config) { c.Path, c.embedded, c.DriverRoot = "", dynamic(t), root })
 	in := r.wait(t, "a source", func(in []input.Input) bool { return len(in) > 0 })
 	if got := last(in).Reason; !strings.HasPrefix(got, "no glibc under "+root+": /lib") {
 		t.Errorf("reason %q", got)
@@ -158,7 +229,7 @@ func TestNoGlibc(t *testing.T) {
 // The real worker, chrooted to a root that holds glibc and nothing else, says that there is no library, and every path it tried.
 func TestRealWorker(t *testing.T) {
 	needRoot(t)
-	prog := build(t, "build")
+	prog := dynamic(t)
 	root := t.TempDir()
 	glibc(t, prog, root)
 	_, r, _ := run(t, "", func(c *Config) { c.Path, c.embedded, c.DriverRoot, c.Env = "", prog, root, nil })

@@ -133,15 +133,12 @@ func (d *device) nvlink() []frame.NVLink {
 			continue
 		}
 		l := frame.NVLink{Link: i}
-		fields := [2]nvml.Field{{ID: nvml.FieldNVLinkDataRx, Scope: uint32(i)}, {ID: nvml.FieldNVLinkDataTx, Scope: uint32(i)}}
+		// NVLink 5 counts bytes under other ids than those before it, which count KiB.
+		fields := [4]nvml.Field{{ID: nvml.FieldNVLinkDataRx, Scope: uint32(i)}, {ID: nvml.FieldNVLinkDataTx, Scope: uint32(i)},
+			{ID: nvml.FieldNVLinkRcvBytes, Scope: uint32(i)}, {ID: nvml.FieldNVLinkXmitBytes, Scope: uint32(i)}}
 		if d.may("nvlink_data") {
 			if err := d.dev.GetFieldValues(fields[:]); d.ok("nvlink_data", err) {
-				if fields[0].Err == nil {
-					l.RX = frame.Some(uint64(fields[0].Value) * 1024)
-				}
-				if fields[1].Err == nil {
-					l.TX = frame.Some(uint64(fields[1].Value) * 1024)
-				}
+				l.RX, l.TX = linkBytes(fields[0], fields[2]), linkBytes(fields[1], fields[3])
 			}
 		}
 		for kind, name := range nvlinkErrors {
@@ -155,6 +152,17 @@ func (d *device) nvlink() []frame.NVLink {
 		out = append(out, l)
 	}
 	return out
+}
+
+// linkBytes returns a link's bytes from the field that the device has.
+func linkBytes(kib, bytes nvml.Field) frame.Opt[uint64] {
+	switch {
+	case kib.Err == nil:
+		return frame.Some(uint64(kib.Value) * 1024)
+	case bytes.Err == nil:
+		return frame.Some(uint64(bytes.Value))
+	}
+	return frame.Opt[uint64]{}
 }
 
 // nvlinkErrors names the kinds of GetNvLinkErrorCounter by their number.

@@ -5,7 +5,8 @@
 // thread of its own, so that one device whose calls hang leaves the others alone; the hung one is reported, with the name of the call.
 //
 // A GPU that the kernel has suspended (runtime power management, laptops mostly) is left asleep: its state is read from sysfs, and no
-// NVML call names it until it is awake again. nvmlInit itself would wake every GPU, so it is not called while all of them sleep.
+// NVML call names it until it is awake again. nvmlInit itself would wake every GPU, so it is not called while all of them sleep; if some
+// are awake it wakes the others, once.
 package poller
 
 import (

@@ -652,6 +652,20 @@ func traffic(fs []*frame.Frame, source string) (rx, tx, window float64) {
 	return rx, tx, window
 }
 
+// Only active links are listed, with bytes from whichever counters the device has, and errors by kind.
+func TestNVLink(t *testing.T) {
+	h := newHost(t, h200(0, "nvlink 0 1 1 2 3 4", "nvlink 1 0 0 0 0 0", "nvlink 2 1 0 0 0 0", "field 139 0 2 10", "field 138 0 2 20", "field 204 2 2 5000", "field 202 2 2 6000"))
+	s := newStepper(t, h, Config{})
+	var got []frame.NVLink
+	s.steps(1, func(_ int, f *frame.Frame) { got = f.Device.NVLink })
+	want := []frame.NVLink{
+		{Link: 0, RX: frame.Some[uint64](10240), TX: frame.Some[uint64](20480), Errors: map[string]uint64{"replay": 1, "recovery": 2, "crc_flit": 3, "crc_data": 4}},
+		{Link: 2, RX: frame.Some[uint64](5000), TX: frame.Some[uint64](6000), Errors: map[string]uint64{"replay": 0, "recovery": 0, "crc_flit": 0, "crc_data": 0}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %s, want %s", asJSON(got), asJSON(want))
+	}
+}
+
 // An Xid reaches the output once, under its device; what happened before the start does not.
 func TestEvents(t *testing.T) {
 	t.Parallel()
@@ -663,10 +677,9 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	h.set(h200(0, "event 8 79"), h200(1, "event 8 13", "event 8 31 2 0"))
-	fs := out.wait(t, "two events", func(fs []*frame.Frame) bool { return len(events(fs)) >= 2 })
+	out.wait(t, "two events", func(fs []*frame.Frame) bool { return len(events(fs)) >= 2 })
 	time.Sleep(50 * time.Millisecond)
-	fs = out.all()
-	got := events(fs)
+	got := events(out.all())
 	sort.Slice(got, func(i, j int) bool { return got[i].UUID < got[j].UUID })
 	for i := range got {
 		if time.Since(time.Unix(0, got[i].Time)) > time.Minute {
