@@ -82,6 +82,23 @@ func (r *Reader) Read(pid int) (Process, error) {
 	return c.p, nil
 }
 
+// StartTime returns the start time of a process in clock ticks after boot, or ErrGone, ErrHidden, or the error of the file system.
+func StartTime(root string, pid int) (uint64, error) {
+	r := Reader{Root: root, buf: make([]byte, 1024)}
+	data, err := r.file(pid, "stat")
+	if err != nil {
+		return 0, r.readError(pid, err)
+	}
+	s, err := parseStat(data)
+	if err != nil {
+		return 0, fmt.Errorf("reading stat of process %d: %w", pid, err)
+	}
+	if s.gone() {
+		return 0, ErrGone
+	}
+	return s.start, nil
+}
+
 // fill reads what is kept of a process. s is only valid until the next file is read.
 func (r *Reader) fill(pid int, s stat) (*cached, error) {
 	c := &cached{raw: string(s.comm), p: Process{PID: pid, StartTime: s.start}}
@@ -161,7 +178,7 @@ func (r *Reader) file(pid int, name string) ([]byte, error) {
 	if name == "cmdline" {
 		limit = 4 * maxCommand // in bytes; more cannot make 80 characters
 	}
-	if cap(r.buf) < 4096 {
+	if len(r.buf) == 0 {
 		r.buf = make([]byte, 4096)
 	}
 	fd, err := openRead(r.path)
