@@ -231,14 +231,15 @@ func (d *Daemon) execute(stdin io.Reader, args ...string) (string, error) {
 // Run starts a container in the background ("docker run -d") and returns its full id.
 func (d *Daemon) Run(t testing.TB, args ...string) string {
 	t.Helper()
-	return d.Docker(t, append([]string{"run", "-d"}, args...)...)
+	// The first process of a container ignores SIGTERM unless it handles it; SIGKILL spares every stop ten seconds.
+	return d.Docker(t, append([]string{"run", "-d", "--stop-signal", "SIGKILL"}, args...)...)
 }
 
 // load imports an image.
 func (d *Daemon) load(t testing.TB, name string, image []byte, args ...string) {
 	t.Helper()
-	// The first process of a container ignores SIGTERM unless it handles it; SIGKILL spares every stop ten seconds.
-	args = append(append([]string{"import", "--change", "STOPSIGNAL SIGKILL"}, args...), "-", name+":latest")
+
+	args = append(append([]string{"import"}, args...), "-", name+":latest")
 	if _, err := d.execute(bytes.NewReader(image), args...); err != nil {
 		t.Fatalf("dockertest: importing image %s: %v", name, err)
 	}
