@@ -6,7 +6,7 @@ import "math"
 // success with each of these. Whatever matches becomes ErrNoValue (or, within a list, a dropped entry), and so has no series:
 //
 //	unsigned 32 bits     2^32-1 and the fifteen values below it
-//	unsigned 64 bits     2^63-1025 and everything above: int64 max and its neighbours, 2^63, 2^64-1
+//	unsigned 64 bits     2^62 and above: int64 max and its neighbours, 2^63, 2^64-1, the bits of a NaN
 //	bytes                2^50 and above; used, free or reserved above the total; a total of 0
 //	percent              above 100 (a fan: above 1000, as its speed is relative to a nominal one)
 //	temperature          above 250 °C; 0 °C for the memory sensor, which is how boards without one answer
@@ -41,9 +41,9 @@ func validBytes(v uint64) (uint64, error) {
 	return v, nil
 }
 
-// validCount refuses the sentinels of 64-bit counters, and their neighbours.
+// validCount refuses the sentinels of 64-bit counters, and all that is too large for a counter from the start.
 func validCount(v uint64) (uint64, error) {
-	if v >= math.MaxInt64-1024 {
+	if v >= 1<<62 {
 		return 0, ErrNoValue
 	}
 	return v, nil

@@ -34,6 +34,9 @@ type scratch struct {
 	support gpmSupport
 }
 
+// newDevice is not inlined, so that the scratch is on the heap whatever the caller does with the device: see Library.call.
+//
+//go:noinline
 func newDevice(l *Library) *Device {
 	return &Device{l: l, buf: &scratch{}}
 }

@@ -31,11 +31,13 @@ type Event struct {
 // Handle identifies the device within this process.
 func (d *Device) Handle() uintptr { return d.handle }
 
-// EventSetCreate makes an empty set (nvmlEventSetCreate).
+// EventSetCreate makes an empty set (nvmlEventSetCreate). It is not inlined, so that the set's memory is on the heap: see Library.call.
+//
+//go:noinline
 func (l *Library) EventSetCreate() (*EventSet, error) {
 	s := &EventSet{l: l, data: &eventData{}}
 	h := new(uintptr)
-	if r := l.call(fnEventSetCreate, uintptr(unsafe.Pointer(h))); r != Success {
+	if r := l.callOnce(fnEventSetCreate, uintptr(unsafe.Pointer(h))); r != Success {
 		return nil, r
 	}
 	s.handle = *h

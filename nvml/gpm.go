@@ -59,7 +59,7 @@ func (d *Device) GPMSupported() (bool, error) {
 // GPMSampleAlloc allocates a sample buffer (nvmlGpmSampleAlloc).
 func (l *Library) GPMSampleAlloc() (*GPMSample, error) {
 	h := new(uintptr)
-	if r := l.call(fnGpmSampleAlloc, uintptr(unsafe.Pointer(h))); r != Success {
+	if r := l.callOnce(fnGpmSampleAlloc, uintptr(unsafe.Pointer(h))); r != Success {
 		return nil, r
 	}
 	return &GPMSample{l, *h}, nil

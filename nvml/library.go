@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -238,25 +239,38 @@ func Symbols() []string {
 	return s
 }
 
-// call is the one gateway into the library.
-//
-//go:uintptrescapes
+// arguments are lent out to calls: purego's variadic parameter escapes, so a slice of the caller's would be allocated each time.
+var arguments = sync.Pool{New: func() any { return new([maxArguments]uintptr) }}
+
+const maxArguments = 6
+
+// call is the one gateway into the library. Pointers among the arguments must be into memory that is on the heap and stays reachable
+// through the call, as a Device's scratch is: the compiler does not see to it here. See callOnce for others.
 func (l *Library) call(f function, args ...uintptr) Return {
-	if l.addr[f] == 0 {
+	addr := l.addr[f]
+	if addr == 0 {
 		return ErrFunctionNotFound
 	}
+	a := arguments.Get().(*[maxArguments]uintptr)
+	defer arguments.Put(a)
+	n := copy(a[:], args)
 	if l.onEnter != nil {
 		l.onEnter(l.name[f])
 	}
 	if l.onCall == nil {
-		r, _, _ := purego.SyscallN(l.addr[f], args...)
+		r, _, _ := purego.SyscallN(addr, a[:n]...)
 		return Return(uint32(r))
 	}
 	start := time.Now()
-	r, _, _ := purego.SyscallN(l.addr[f], args...)
+	r, _, _ := purego.SyscallN(addr, a[:n]...)
 	l.onCall(l.name[f], time.Since(start), Return(uint32(r)))
 	return Return(uint32(r))
 }
+
+// callOnce is call for memory of the caller's own, which it moves to the heap and keeps. It allocates.
+//
+//go:uintptrescapes
+func (l *Library) callOnce(f function, args ...uintptr) Return { return l.call(f, args...) }
 
 // Init calls nvmlInit_v2. It opens the driver's devices; nothing but Path and Missing may be used before.
 func (l *Library) Init() error { return l.call(fnInit).err() }
@@ -269,9 +283,9 @@ func (l *Library) text(f function, before ...uintptr) (string, error) {
 	buf := make([]byte, 128)
 	var r Return
 	if len(before) == 0 {
-		r = l.call(f, uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		r = l.callOnce(f, uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
 	} else {
-		r = l.call(f, before[0], uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		r = l.callOnce(f, before[0], uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
 	}
 	if r != Success {
 		return "", r
@@ -307,7 +321,7 @@ func (l *Library) SystemGetNVMLVersion() (string, error) { return l.text(fnSyste
 // SystemGetCudaDriverVersion returns the newest CUDA version that the driver supports, such as "13.0".
 func (l *Library) SystemGetCudaDriverVersion() (string, error) {
 	v := new(int32)
-	if r := l.call(fnSystemGetCudaDriverVersion, uintptr(unsafe.Pointer(v))); r != Success {
+	if r := l.callOnce(fnSystemGetCudaDriverVersion, uintptr(unsafe.Pointer(v))); r != Success {
 		return "", r
 	}
 	if *v <= 0 {
@@ -319,7 +333,7 @@ func (l *Library) SystemGetCudaDriverVersion() (string, error) {
 // DeviceGetCount returns the number of GPUs that NVML sees, those it cannot open included.
 func (l *Library) DeviceGetCount() (int, error) {
 	n := new(uint32)
-	if r := l.call(fnDeviceGetCount, uintptr(unsafe.Pointer(n))); r != Success {
+	if r := l.callOnce(fnDeviceGetCount, uintptr(unsafe.Pointer(n))); r != Success {
 		return 0, r
 	}
 	if *n > 1024 {

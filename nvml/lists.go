@@ -9,6 +9,15 @@ import (
 // maxEntries bounds every growth loop: no GPU runs as many processes, and no ring holds as many samples.
 const maxEntries = 1 << 16
 
+// grow returns the size of the next buffer, after one of room entries was too small and the driver asked for n; 0 to give up. The list may
+// have grown again by the next call, so it is more than asked for, and doubling soon ends a driver that never has enough.
+func grow(n, room int) int {
+	if n = max(n+16, 2*room); n > maxEntries {
+		return 0
+	}
+	return n
+}
+
 // ProcessInfo is one entry of a device's running-process list.
 type ProcessInfo struct {
 	PID             int
@@ -63,9 +72,8 @@ func (d *Device) processes(f function, buf []ProcessInfo) ([]ProcessInfo, error)
 			}
 			return buf, nil
 		case r == ErrInsufficientSize:
-			// The list may grow between two calls, so ask for more than it said.
-			n = max(n, room) + 16
-			if n > maxEntries {
+			if n = grow(n, room); n == 0 {
+				b.procs = nil
 				return buf, ErrNoValue
 			}
 			b.procs = make([]uint64, n*strideWords)
@@ -153,8 +161,8 @@ func (d *Device) GetProcessUtilization(buf []ProcessUtilization, since int64) ([
 		case r == ErrNotFound:
 			return buf, nil
 		case r == ErrInsufficientSize:
-			n = max(n, len(b.putil)) + 64
-			if n > maxEntries {
+			if n = grow(n, len(b.putil)); n == 0 {
+				b.putil = nil
 				return buf, ErrNoValue
 			}
 			b.putil = make([]processUtilization, n)
@@ -213,8 +221,8 @@ func (d *Device) GetSamples(buf []RingSample, ring uint32, since int64) ([]RingS
 		case r == ErrNotFound || r == ErrNoData:
 			return buf, nil
 		case r == ErrInsufficientSize:
-			n = max(n, len(b.samples)) + 64
-			if n > maxEntries {
+			if n = grow(n, len(b.samples)); n == 0 {
+				b.samples = nil
 				return buf, ErrNoValue
 			}
 			b.samples = make([]sample, n)
@@ -241,7 +249,7 @@ func number(valueType uint32, b [8]byte) (float64, bool) {
 		_, err := validCount(u64)
 		return float64(u64), err == nil
 	case 4:
-		return float64(int64(u64)), int64(u64) >= 0 && int64(u64) < math.MaxInt64-1024
+		return float64(int64(u64)), int64(u64) >= 0 && u64 < 1<<62
 	case 5:
 		return float64(int32(u32)), int32(u32) >= 0 && int32(u32) != math.MaxInt32
 	case 6:

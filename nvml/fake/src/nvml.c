@@ -210,7 +210,8 @@ static void reload(void)
 
 // ctx is one call under way: the section that answers it, and the fault that applies. It holds mu until it goes out of scope.
 struct ctx {
-	int ret, gpu, mig; // ret: what to return at once, or -1
+	long long ret; // what to return at once, or -1
+	int gpu, mig;
 	struct section *s;
 	const char *kind; // of a fault that the function itself carries out: fill, count, insufficient
 	uint64_t arg;
