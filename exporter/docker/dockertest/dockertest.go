@@ -116,9 +116,13 @@ func (d *Daemon) start() error {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	_ = os.Remove(dir + "/exec/containerd/containerd.pid")
+	runtime, err := d.runtime()
+	if err != nil {
+		return fmt.Errorf("making the runtime: %w", err)
+	}
 	cmd := exec.Command(d.programs["dockerd"], "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid",
 		"--host", d.Host, "--bridge=none", "--iptables=false", "--ip6tables=false", "--config-file", dir+"/daemon.json",
-		"--shutdown-timeout=1", "--add-runtime", "nvidia="+d.programs["runc"])
+		"--shutdown-timeout=1", "--add-runtime", "nvidia="+runtime)
 	path := []string{dir + "/bin"}
 	for _, p := range d.programs {
 		path = append(path, filepath.Dir(p))

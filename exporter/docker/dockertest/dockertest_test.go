@@ -27,6 +27,8 @@ func TestLife(t *testing.T) {
 		d.Run(t, "--gpus", "all", "--name", "two", "busybox")
 		d.Run(t, "--runtime", "nvidia", "--name", "three", "busybox")
 		d.Run(t, "-v", "/bin/busybox:/busybox:ro", "empty", "/busybox", "sleep", "100")
+		d.Run(t, "--privileged", "--name", "four", "busybox")
+		d.Docker(t, "exec", "--privileged", "four", "true")
 		d.Kill()
 		if d.PID() != 0 {
 			t.Error("the daemon is there after Kill")
