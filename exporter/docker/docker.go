@@ -91,7 +91,10 @@ type Watcher struct {
 	lost   map[string]uint64      // connections lost, by kind
 	since  time.Time              // of the last event
 	downAt time.Time              // zero: up
-	logged string                 // the last reason that was logged
+	logged map[string]bool        // the reasons logged since the last connection
+	partly string                 // the complaint logged while connected
+
+	watchSession func(*session) // for tests: gets every session when it begins
 }
 
 // entry is one running container.
@@ -106,7 +109,7 @@ type entry struct {
 // New returns a watcher. Nothing runs before Run.
 func New(c Config) *Watcher {
 	c = c.withDefaults()
-	w := &Watcher{cfg: c, proc: proc{root: c.ProcRoot}, known: map[string]*entry{}, lost: map[string]uint64{}}
+	w := &Watcher{cfg: c, proc: proc{root: c.ProcRoot}, known: map[string]*entry{}, lost: map[string]uint64{}, logged: map[string]bool{}}
 	w.dial = func(ctx context.Context) (stream, string, error) {
 		a, err := dial(ctx, c.Host, c.Timeout)
 		if err != nil {
@@ -199,6 +202,9 @@ func (w *Watcher) flush() {
 	w.emit(input.Input{Time: time.Now().UnixNano(), Containers: &input.Containers{List: list}})
 }
 
+// maxLogged bounds the lines about one outage.
+const maxLogged = 8
+
 // down reports that the engine cannot be followed.
 func (w *Watcher) down(f failure) {
 	if w.source != nil && w.source.Up {
@@ -208,8 +214,9 @@ func (w *Watcher) down(f failure) {
 		w.downAt = time.Now()
 	}
 	w.state(false, f.reason)
-	if w.logged != f.reason {
-		w.logged = f.reason
+	// An engine in trouble may change its symptoms back and forth.
+	if !w.logged[f.reason] && len(w.logged) < maxLogged {
+		w.logged[f.reason] = true
 		w.cfg.Logger.Warn("docker is not available: containers have no names", "reason", f.reason)
 	}
 }
@@ -221,16 +228,17 @@ func (w *Watcher) up(version, reason string) {
 	w.state(true, reason)
 	switch {
 	case first:
-		w.logged = reason
+		clear(w.logged)
+		w.partly = reason
 		w.cfg.Logger.Info("docker connected", "host", w.cfg.Host, "api", version, "containers", len(w.known))
 		if reason != "" {
 			w.cfg.Logger.Warn("docker answers only in part", "reason", reason)
 		}
-	case reason != w.logged && reason != "":
-		w.logged = reason
+	case reason != w.partly && reason != "":
+		w.partly = reason
 		w.cfg.Logger.Warn("docker answers only in part", "reason", reason)
-	case reason != w.logged:
-		w.logged = reason
+	case reason != w.partly:
+		w.partly = reason
 		w.cfg.Logger.Info("docker answers in full again")
 	}
 }

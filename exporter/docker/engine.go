@@ -63,6 +63,21 @@ type api struct {
 	transport *http.Transport
 }
 
+// CheckHost tells whether an engine's address is of a form that can be used.
+func CheckHost(host string) error {
+	if strings.HasPrefix(host, "/") || host == "" {
+		return nil
+	}
+	u, err := client.ParseHostURL(host)
+	if err != nil {
+		return fmt.Errorf("docker host %q: want unix:///path or tcp://host:port", host)
+	}
+	if u.Scheme != "unix" && u.Scheme != "tcp" && u.Scheme != "http" {
+		return fmt.Errorf("docker host %q: only unix:// and tcp:// are supported", host)
+	}
+	return nil
+}
+
 // dial connects to the engine at host ("unix:///var/run/docker.sock", "tcp://10.0.0.1:2375") and agrees on an API version: the
 // engine's own, from 1.24 on, but not above the client's. timeout bounds the wait for the beginning of any answer.
 func dial(ctx context.Context, host string, timeout time.Duration) (*api, error) {
@@ -79,15 +94,12 @@ func dial(ctx context.Context, host string, timeout time.Duration) (*api, error)
 		ResponseHeaderTimeout:  timeout,
 	}}
 	dialer := net.Dialer{Timeout: timeout}
-	switch u.Scheme {
-	case "unix":
+	if u.Scheme == "unix" {
 		a.transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "unix", u.Host)
 		}
-	case "tcp", "http":
+	} else {
 		a.transport.DialContext = dialer.DialContext
-	default:
-		return nil, fmt.Errorf("docker host %q: only unix:// and tcp:// are supported", host)
 	}
 	// The order matters: WithHost insists on a plain transport.
 	a.client, err = client.NewClientWithOpts(client.WithHost(host), client.WithHTTPClient(&http.Client{

@@ -50,6 +50,9 @@ var (
 
 // preflight tries to connect, because the client's own errors do not say what is wrong.
 func preflight(ctx context.Context, host string, timeout time.Duration) error {
+	if err := CheckHost(host); err != nil {
+		return err
+	}
 	dialer := net.Dialer{Timeout: timeout}
 	socket, ok := strings.CutPrefix(host, "unix://")
 	if !ok {
@@ -103,16 +106,16 @@ func diagnose(host string, err error) failure {
 		return failure{kindReplaced, "the Docker daemon on " + where + " was replaced", true}
 	case errors.Is(err, errStalled):
 		return failure{kindStalled, "Docker on " + where + " answers, but its event stream is dead", false}
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(), client.IsErrConnectionFailed(err):
-		// The client reports every timeout as a failed connection; that there is one was tried before.
-		return failure{kindHang, "Docker on " + where + " does not answer in time", false}
-	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case errors.Is(err, io.ErrUnexpectedEOF):
 		return failure{kindHalf, "Docker on " + where + " broke off in the middle of an answer", false}
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return failure{kindEnded, "Docker on " + where + " closed the connection", true}
 	case errors.As(err, &syntax), errors.As(err, &wrongType), errors.Is(err, errTooLong), errors.Is(err, containers.ErrNoID),
 		strings.Contains(fmt.Sprint(err), "malformed HTTP"):
 		return failure{kindGarbage, "what answers on " + where + " is not Docker: " + oneLine(err), false}
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(), client.IsErrConnectionFailed(err):
+		// The client reports a timeout as a failed connection; that one can be made was tried before.
+		return failure{kindHang, "Docker on " + where + " does not answer in time", false}
 	}
 	return failure{kindError, "Docker on " + where + ": " + oneLine(err), false}
 }

@@ -268,4 +268,9 @@ func TestChurn(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d containers in %v, %d lists", total, time.Since(began), s.lists)
 	s.wait(t, 2*time.Second, "only the one that stays", func(st state) bool { return len(st.list) == 1 && has("stays")(st) })
+	for i := range total {
+		if name := fmt.Sprint("c", i); !s.seen[name] {
+			t.Errorf("container %s was never seen", name)
+		}
+	}
 }

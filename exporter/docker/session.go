@@ -25,9 +25,11 @@ type session struct {
 	seq     uint64
 	pending map[string]uint64               // the newest inspect by container: an older one's answer is void
 	told    map[string]containers.Container // what the list or an event said of a container: better than nothing if inspecting fails
+	born    map[string]bool                 // a start was told, and nothing has been emitted of it yet
 	failed  map[string]string               // why inspecting a container fails
 	heard   map[string]time.Time            // when the last event about a container came
 	missed  map[string]time.Time            // a list found a change that no event told: until when to wait for it
+	listed  bool                            // the first list has come
 	first   map[string]bool                 // containers of the first list that are not inspected yet; nil: the session is up
 	dirty   bool
 }
@@ -75,8 +77,11 @@ func (w *Watcher) session(ctx context.Context) error {
 	s := &session{
 		w: w, engine: engine, version: version,
 		results: make(chan result, 64), slots: make(chan struct{}, w.cfg.Inspects),
-		pending: map[string]uint64{}, told: map[string]containers.Container{}, failed: map[string]string{},
+		pending: map[string]uint64{}, told: map[string]containers.Container{}, born: map[string]bool{}, failed: map[string]string{},
 		heard: map[string]time.Time{}, missed: map[string]time.Time{}, first: map[string]bool{},
+	}
+	if w.watchSession != nil {
+		w.watchSession(s)
 	}
 	defer func() {
 		cancel()
@@ -151,7 +156,7 @@ func (s *session) run(ctx context.Context, socket identity) error {
 				s.ask(ctx, listings, true)
 			}
 		}
-		if s.first != nil && !asking && len(s.first) == 0 {
+		if s.first != nil && s.listed && len(s.first) == 0 {
 			s.first = nil
 			s.flush()
 		}
@@ -192,12 +197,15 @@ func (s *session) reconcile(ctx context.Context, l listing) {
 	for _, c := range l.list {
 		listed[c.ID] = true
 		s.told[c.ID] = c
-		if s.newer(c.ID, l.asked) {
+		if _, asked := s.pending[c.ID]; s.newer(c.ID, l.asked) || asked {
+			if !s.listed && asked {
+				s.first[c.ID] = true
+			}
 			continue
 		}
 		e := s.w.known[c.ID]
 		switch {
-		case s.first != nil:
+		case !s.listed:
 			s.first[c.ID] = true
 		case e == nil, e.partial, e.c.Name != c.Name, e.start != 0 && s.w.proc.startTime(e.c.PID) != e.start:
 		default:
@@ -208,13 +216,14 @@ func (s *session) reconcile(ctx context.Context, l listing) {
 	for id := range s.w.known {
 		switch {
 		case listed[id] || s.newer(id, l.asked):
-		case s.first != nil:
+		case !s.listed:
 			delete(s.w.known, id)
 			s.dirty = true
 		default:
 			s.inspect(ctx, id, l.asked)
 		}
 	}
+	s.listed = true
 	maps.DeleteFunc(s.told, func(id string, _ containers.Container) bool { return !listed[id] && s.w.known[id] == nil })
 	maps.DeleteFunc(s.heard, func(_ string, t time.Time) bool { return t.Before(l.asked) })
 }
@@ -234,6 +243,7 @@ func (s *session) event(ctx context.Context, e event) {
 	case "die", "destroy":
 		s.heard[e.id] = time.Now()
 		delete(s.missed, e.id)
+		s.glimpse(e.id, s.told[e.id])
 		if k := s.w.known[e.id]; k != nil && (e.time.IsZero() || !e.time.Before(k.c.Started)) {
 			s.remove(e.id)
 		}
@@ -246,6 +256,9 @@ func (s *session) event(ctx context.Context, e event) {
 		delete(s.missed, e.id)
 		if c := e.container(); c.Name != "" {
 			s.told[e.id] = c
+		}
+		if e.action == "start" && s.w.known[e.id] == nil {
+			s.born[e.id] = true
 		}
 		s.inspect(ctx, e.id, time.Time{})
 	}
@@ -303,7 +316,11 @@ func (s *session) result(r result) {
 	switch {
 	case r.err == nil && r.running:
 		s.set(r.id, &entry{c: r.c, start: r.start})
-	case r.err == nil || errors.Is(r.err, errNoContainer):
+	case r.err == nil:
+		s.glimpse(r.id, r.c)
+		s.remove(r.id)
+	case errors.Is(r.err, errNoContainer):
+		s.glimpse(r.id, s.told[r.id])
 		s.remove(r.id)
 	default:
 		s.fail(r.id, r.err)
@@ -314,8 +331,17 @@ func (s *session) result(r result) {
 	}
 }
 
+// glimpse emits a container that ended before it was known, so that what it did on a GPU in its short life has a name.
+func (s *session) glimpse(id string, c containers.Container) {
+	if s.born[id] && c.ID == id && s.first == nil {
+		s.set(id, &entry{c: c, partial: true})
+		s.flush()
+	}
+}
+
 func (s *session) set(id string, e *entry) {
 	s.w.known[id] = e
+	delete(s.born, id)
 	if !e.partial {
 		delete(s.failed, id)
 	}
@@ -329,6 +355,7 @@ func (s *session) remove(id string) {
 	delete(s.w.known, id)
 	delete(s.failed, id)
 	delete(s.told, id)
+	delete(s.born, id)
 }
 
 // fail keeps what is known of a container that cannot be inspected, or else what the list or the event said.

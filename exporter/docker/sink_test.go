@@ -19,6 +19,7 @@ type sink struct {
 	mu      sync.Mutex
 	list    map[string]containers.Container // by name
 	lists   int
+	seen    map[string]bool // every name ever emitted
 	sources []input.Source
 	log     bytes.Buffer
 	changed chan struct{}
@@ -27,9 +28,10 @@ type sink struct {
 // watch runs a watcher until the test ends, and then sees that no goroutine is left.
 func watch(t *testing.T, c Config) *sink {
 	t.Helper()
-	s := &sink{changed: make(chan struct{})}
+	s := &sink{changed: make(chan struct{}), seen: map[string]bool{}}
 	c.Logger = slog.New(slog.NewTextHandler(lockedWriter{s}, nil))
-	before := runtime.NumGoroutine()
+	before, _ := goroutines()
+	first := before[0] == 0 // no other watcher runs beside this one
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	w := New(c)
@@ -44,10 +46,13 @@ func watch(t *testing.T, c Config) *sink {
 		case <-time.After(5 * time.Second):
 			t.Error("Run does not end with its context")
 		}
-		for end := time.Now().Add(3 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(3 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			after, stacks := goroutines()
+			if after[0] <= before[0] && (!first || after[1] <= before[1]) {
+				break
+			}
 			if time.Now().After(end) {
-				stacks := make([]byte, 1<<16)
-				t.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+				t.Errorf("goroutines are left: %v before, %v after:\n%s", before, after, stacks)
 				break
 			}
 		}
@@ -56,6 +61,23 @@ func watch(t *testing.T, c Config) *sink {
 		}
 	})
 	return s
+}
+
+// goroutines counts those of this package and the client, and those of connections.
+func goroutines() (counts []int, stacks []byte) {
+	stacks = make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	counts = []int{0, 0}
+	for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
+		switch text := string(stack); {
+		case strings.Contains(text, "docker.(*Watcher)"), strings.Contains(text, "docker.(*session)"), strings.Contains(text, "docker.(*api)"),
+			strings.Contains(text, "docker.(*proc)"), strings.Contains(text, "client.(*Client)"):
+			counts[0]++
+		case strings.Contains(text, "http.(*persistConn)"):
+			counts[1]++
+		}
+	}
+	return counts, stacks
 }
 
 type lockedWriter struct{ s *sink }
@@ -74,6 +96,7 @@ func (s *sink) emit(in input.Input) {
 		s.list = map[string]containers.Container{}
 		for _, c := range in.Containers.List {
 			s.list[c.Name] = c
+			s.seen[c.Name] = true
 		}
 	}
 	if in.Source != nil {
