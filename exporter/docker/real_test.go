@@ -266,8 +266,10 @@ func TestChurn(t *testing.T) {
 	}
 	close(next)
 	wg.Wait()
-	t.Logf("%d containers in %v, %d lists", total, time.Since(began), s.lists)
+	t.Logf("%d containers in %v", total, time.Since(began))
 	s.wait(t, 2*time.Second, "only the one that stays", func(st state) bool { return len(st.list) == 1 && has("stays")(st) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range total {
 		if name := fmt.Sprint("c", i); !s.seen[name] {
 			t.Errorf("container %s was never seen", name)
