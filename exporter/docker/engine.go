@@ -155,8 +155,10 @@ func (a *api) list(ctx context.Context) ([]containers.Container, error) {
 
 func (a *api) inspect(ctx context.Context, id string) ([]byte, error) {
 	_, raw, err := a.client.ContainerInspectWithRaw(ctx, id, false)
+	//lint:ignore SA1019 what replaces it is one more module
+	missing := client.IsErrNotFound(err)
 	switch {
-	case client.IsErrNotFound(err):
+	case missing:
 		return nil, errNoContainer
 	case err != nil && (len(raw) == 0 || !json.Valid(raw)):
 		return nil, fmt.Errorf("inspecting container %s: %w", containers.ShortID(id), err)
@@ -197,10 +199,10 @@ func (a *api) events(ctx context.Context, since time.Time) (<-chan event, <-chan
 func decodeEvent(m events.Message) (e event, ok bool) {
 	e = event{id: m.Actor.ID, action: string(m.Action), about: m.Actor.Attributes}
 	if e.id == "" {
-		e.id = m.ID //nolint:staticcheck // the only id that API 1.21 and older give
+		e.id = m.ID //lint:ignore SA1019 the only id that API 1.21 and older give
 	}
 	if e.action == "" {
-		e.action = m.Status //nolint:staticcheck // likewise
+		e.action = m.Status //lint:ignore SA1019 likewise
 	}
 	// "exec_start: sh -c …": what runs there is nobody's business.
 	e.action, _, _ = strings.Cut(e.action, ":")

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -463,7 +464,7 @@ func TestTCP(t *testing.T) {
 // TestNothingLeft runs containers through one session and looks into its maps.
 func TestNothingLeft(t *testing.T) {
 	f := newFake(t)
-	w := New(Config{Host: f.host, Resync: 100 * time.Millisecond, Ping: 50 * time.Millisecond})
+	w := New(Config{Host: f.host, Resync: 100 * time.Millisecond, Ping: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	w.emit = func(input.Input) {}
 	var used *session
 	w.watchSession = func(s *session) { used = s }
@@ -479,7 +480,7 @@ func TestNothingLeft(t *testing.T) {
 		f.die(fmt.Sprint("c", i))
 		f.tell("destroy", fmt.Sprint("c", i), nil)
 	}
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(time.Second)
 	f.stop()
 	<-ended
 	sizes := []int{len(w.known), len(used.pending), len(used.told), len(used.born), len(used.failed), len(used.heard), len(used.missed), len(used.first)}

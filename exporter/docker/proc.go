@@ -2,6 +2,8 @@ package docker
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -68,8 +70,9 @@ func (p *proc) startTime(pid int) uint64 {
 }
 
 const (
-	nvidiaMajor = 195 // of /dev/nvidiaN, nvidiactl and nvidia-modeset
-	firstOther  = 248 // minors from here on are no GPUs: 254 is nvidia-modeset, 255 nvidiactl
+	nvidiaMajor = 195   // of /dev/nvidiaN, nvidiactl and nvidia-modeset
+	firstOther  = 248   // minors from here on are no GPUs: 254 is nvidia-modeset, 255 nvidiactl
+	maxNames    = 16384 // in a /dev: a container may fill its own without end
 )
 
 // nodes returns the minors of the GPU nodes in the /dev of a process, sorted; empty where there is none, nil where /dev cannot be
@@ -87,8 +90,8 @@ func (p *proc) nodes(pid int) []int {
 	}
 	dev := os.NewFile(uintptr(fd), "dev")
 	defer dev.Close()
-	names, err := dev.Readdirnames(-1)
-	if err != nil {
+	names, err := dev.Readdirnames(maxNames + 1)
+	if err != nil && !errors.Is(err, io.EOF) || len(names) > maxNames {
 		return nil
 	}
 	minors := []int{}
