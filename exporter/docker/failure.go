@@ -113,9 +113,12 @@ func diagnose(host string, err error) failure {
 	case errors.As(err, &syntax), errors.As(err, &wrongType), errors.Is(err, errTooLong), errors.Is(err, containers.ErrNoID),
 		strings.Contains(fmt.Sprint(err), "malformed HTTP"):
 		return failure{kindGarbage, "what answers on " + where + " is not Docker: " + oneLine(err), false}
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(), client.IsErrConnectionFailed(err):
-		// The client reports a timeout as a failed connection; that one can be made was tried before.
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(),
+		client.IsErrConnectionFailed(err) && strings.Contains(err.Error(), "Cannot connect"):
+		// The client hides a timeout behind this text; that a connection can be made was tried before.
 		return failure{kindHang, "Docker on " + where + " does not answer in time", false}
+	case client.IsErrConnectionFailed(err): // one of the forms that net/http gives to a connection that was closed
+		return failure{kindEnded, "Docker on " + where + " closed the connection", true}
 	}
 	return failure{kindError, "Docker on " + where + ": " + oneLine(err), false}
 }
