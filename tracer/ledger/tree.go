@@ -1,0 +1,358 @@
+package ledger
+
+// client is a root client of the driver.
+type client struct {
+	handle  uint32
+	owner   *process
+	file    uint64
+	objects map[uint32]*object
+	root    object // stands for the client itself, and for the device of memory whose device is not known
+	uuids   []UUID // GPUs that UVM was told of with this client
+}
+
+// object is a node of a client's tree. Siblings form a doubly linked list.
+type object struct {
+	handle        uint32
+	kind          Kind // None: only known as the parent of another
+	strength      strength
+	late          bool // took the place of a living object: a free that began before made is that one's
+	parent, child *object
+	next, prev    *object
+	device        *object // the device (or the client's root) that the bytes are booked under
+	size          uint64  // bytes of memory, counted; on a device: the sum below it
+	made          int64   // when the call that made it was complete
+	gpu           UUID    // of a device
+	instance      uint32  // of a device
+}
+
+// strength says how sure it is which GPU a device object is.
+type strength uint8
+
+const (
+	unknown  strength = iota
+	minor             // the only /dev/nvidiaN that the process opened
+	process1          // the only GPU that the process registered with UVM
+	instance          // device instance, translated by a call that the process made
+	client1           // the only GPU registered with UVM through this client
+	vaspace           // an address space below the device was registered with UVM
+)
+
+// addClient books a new root client. A living client of the same handle must have gone unseen.
+func (l *Ledger) addClient(p *process, e *Event) {
+	if old := l.clients[e.Handle]; old != nil {
+		l.removeClient(old)
+	}
+	if !l.room(p) {
+		return
+	}
+	l.newClient(p, e.Handle, e.File)
+}
+
+func (l *Ledger) newClient(p *process, handle uint32, file uint64) *client {
+	c := &client{handle: handle, owner: p, file: file, objects: map[uint32]*object{}}
+	c.root = object{handle: handle, kind: Client}
+	c.root.device = &c.root
+	l.clients[handle] = c
+	p.clients[handle] = c
+	l.objects++
+	return c
+}
+
+// room tells whether one more object may be kept; if not, the process is no longer exact.
+func (l *Ledger) room(p *process) bool {
+	if l.objects < l.config.MaxObjects {
+		return true
+	}
+	l.dropped++
+	p.inexact = true
+	return false
+}
+
+// client returns the client of an event. One that was never seen to be made belongs to the caller, who is then not exact.
+func (l *Ledger) client(p *process, handle uint32) *client {
+	if c := l.clients[handle]; c != nil {
+		return c
+	}
+	p.inexact = true
+	if !l.room(p) {
+		return nil
+	}
+	return l.newClient(p, handle, 0)
+}
+
+func (l *Ledger) removeClient(c *client) {
+	for c.root.child != nil {
+		l.removeTree(c, c.root.child)
+	}
+	if c.root.size > 0 { // nothing is left below, so this cannot be; never leave bytes behind
+		l.sub(c.owner, c.root.gpu, c.root.size)
+	}
+	delete(l.clients, c.handle)
+	delete(c.owner.clients, c.handle)
+	l.objects--
+}
+
+// removeTree forgets an object and all below it. Without recursion: a hostile tree may be as deep as it is large.
+func (l *Ledger) removeTree(c *client, top *object) {
+	for o := top; ; {
+		for o.child != nil {
+			o = o.child
+		}
+		parent := o.parent
+		l.removeLeaf(c, o)
+		if o == top {
+			return
+		}
+		o = parent
+	}
+}
+
+func (l *Ledger) removeLeaf(c *client, o *object) {
+	if o.kind == Memory {
+		o.device.size -= o.size
+		l.sub(c.owner, o.device.gpu, o.size)
+	}
+	unlink(o)
+	delete(c.objects, o.handle)
+	l.objects--
+}
+
+func unlink(o *object) {
+	if o.prev != nil {
+		o.prev.next = o.next
+	} else {
+		o.parent.child = o.next
+	}
+	if o.next != nil {
+		o.next.prev = o.prev
+	}
+	o.next, o.prev = nil, nil
+}
+
+func link(parent, o *object) {
+	o.parent = parent
+	o.next = parent.child
+	if o.next != nil {
+		o.next.prev = o
+	}
+	parent.child = o
+}
+
+// insert adds an object below its parent, which is made if it is not known.
+func (l *Ledger) insert(p *process, e *Event) *object {
+	if e.Handle == 0 || e.Handle == e.Client {
+		p.inexact = true
+		return nil
+	}
+	c := l.client(p, e.Client)
+	if c == nil {
+		return nil
+	}
+	parent := &c.root
+	if e.Parent != e.Client && e.Parent != 0 && e.Parent != e.Handle {
+		if parent = c.objects[e.Parent]; parent == nil {
+			// Its own parent is not known: an object of a class that is not followed. Freeing it must still free what is below.
+			if !l.room(c.owner) {
+				return nil
+			}
+			parent = &object{handle: e.Parent, device: &c.root}
+			link(&c.root, parent)
+			c.objects[e.Parent] = parent
+			l.objects++
+		}
+	}
+	late := false
+	if old := c.objects[e.Handle]; old != nil {
+		if old.kind == None && e.Kind != Memory {
+			// The parent of something seen before: two threads, or an event that came late.
+			if !below(parent, old) {
+				unlink(old)
+				link(parent, old)
+			}
+			return old
+		}
+		if below(parent, old) {
+			c.owner.inexact = true
+			return nil
+		}
+		l.removeTree(c, old)
+		late = true
+	}
+	if !l.room(c.owner) {
+		return nil
+	}
+	o := &object{handle: e.Handle, kind: e.Kind, made: e.Time, late: late, device: parent.device}
+	link(parent, o)
+	c.objects[e.Handle] = o
+	l.objects++
+	return o
+}
+
+// below tells whether o is top or lies below it.
+func below(o, top *object) bool {
+	for ; o != nil; o = o.parent {
+		if o == top {
+			return true
+		}
+	}
+	return false
+}
+
+// object books an object that is not memory.
+func (l *Ledger) object(p *process, e *Event) {
+	if !Succeeded(e.Status) {
+		return
+	}
+	o := l.insert(p, e)
+	if o == nil {
+		return
+	}
+	o.kind = e.Kind
+	if e.Kind == Dup {
+		// A dup holds no bytes of its own, in the driver's accounting too: the memory stays its maker's, even when only the dup is left
+		// (UVM keeps a reference of its own to everything that it maps).
+		return
+	}
+	if e.Kind == Device {
+		o.instance = e.Instance
+		l.becomeDevice(l.clients[e.Client], o)
+		l.placeDevice(l.clients[e.Client], o)
+	}
+}
+
+// becomeDevice makes an object the device of all that is below it.
+func (l *Ledger) becomeDevice(c *client, o *object) {
+	if o.device == o {
+		return
+	}
+	old := o.device
+	o.device = o
+	for n := o.child; n != nil; n = following(n, o) {
+		if n.kind == Memory {
+			old.size -= n.size
+			o.size += n.size
+		}
+		n.device = o
+	}
+	l.move(c.owner, old.gpu, o.gpu, o.size)
+}
+
+// following returns the node after n in a walk of the tree below top, parents first.
+func following(n, top *object) *object {
+	if n.child != nil {
+		return n.child
+	}
+	for n != top {
+		if n.next != nil {
+			return n.next
+		}
+		n = n.parent
+	}
+	return nil
+}
+
+// memory books a VRAM request.
+func (l *Ledger) memory(p *process, e *Event) (Failure, bool) {
+	if !Succeeded(e.Status) {
+		if e.Status != StatusNoMemory {
+			return Failure{}, false
+		}
+		return l.failure(p, e)
+	}
+	if p.failures != nil {
+		delete(p.failures, e.TID)
+	}
+	if e.Size > maxSize {
+		p.inexact = true // no GPU has it: the size was not read right
+		return Failure{}, false
+	}
+	if o := l.insert(p, e); o != nil {
+		o.size = e.Size
+		o.device.size += e.Size
+		l.add(l.clients[e.Client].owner, o.device.gpu, e.Size)
+	}
+	return Failure{}, false
+}
+
+// maxSize is more than any GPU has; sums of MaxObjects sizes must not overflow.
+const maxSize = 1 << 44
+
+// free drops an object and all below it. The handle may belong to an object of a class that is not followed.
+func (l *Ledger) free(p *process, e *Event) {
+	if !Succeeded(e.Status) {
+		return
+	}
+	c := l.clients[e.Client]
+	if e.Client == 0 {
+		c = l.clients[e.Handle]
+	}
+	if c == nil {
+		return
+	}
+	if e.Handle == c.handle {
+		l.removeClient(c)
+		return
+	}
+	o := c.objects[e.Handle]
+	if o == nil {
+		return
+	}
+	if o.late && e.Entry != 0 && e.Entry < o.made {
+		o.late = false // this frees the object that had the handle before
+		return
+	}
+	l.removeTree(c, o)
+}
+
+// closeFile drops the clients that were made through a control file.
+func (l *Ledger) closeFile(e *Event) {
+	if e.File == 0 {
+		return
+	}
+	for _, c := range l.clients {
+		if c.file == e.File {
+			l.removeClient(c)
+		}
+	}
+}
+
+// The driver tries a VRAM request that does not fit four times: same thread, same handle and size, back to back (0.06 to 0.11 ms apart on
+// an H200), with no other call of the thread between. After the last one it asks for the free memory. A program that tries again
+// starts with calls of its own (when Seq tells), or after more than retryGap, or makes a fifth attempt.
+const (
+	retryAttempts = 4
+	retryGap      = 5_000_000 // ns
+	maxFailing    = 1024      // threads of one process
+)
+
+// failure folds the driver's retries.
+func (l *Ledger) failure(p *process, e *Event) (Failure, bool) {
+	entry := e.Entry
+	if entry == 0 {
+		entry = e.Time
+	}
+	last, known := p.failures[e.TID]
+	this := failing{client: e.Client, parent: e.Parent, handle: e.Handle, size: e.Size, time: e.Time, seq: e.Seq, attempts: 1}
+	retry := known && last.attempts < retryAttempts && entry-last.time < retryGap &&
+		last.client == this.client && last.parent == this.parent && last.handle == this.handle && last.size == this.size &&
+		(last.seq == 0 || this.seq == 0 || this.seq == last.seq+1)
+	if retry {
+		this.attempts = last.attempts + 1
+	}
+	if p.failures == nil || len(p.failures) >= maxFailing {
+		p.failures = map[int32]failing{}
+	}
+	p.failures[e.TID] = this
+	if retry {
+		return Failure{}, false
+	}
+	failure := Failure{PID: p.pid, Size: e.Size}
+	if c := l.clients[e.Client]; c != nil {
+		if o := c.objects[e.Parent]; o != nil {
+			failure.GPU = o.device.gpu
+		} else {
+			failure.GPU = c.root.gpu
+		}
+	}
+	return failure, true
+}
