@@ -168,6 +168,7 @@ func (l *Ledger) insert(p *process, e *Event) *object {
 			if !below(parent, old) {
 				unlink(old)
 				link(parent, old)
+				l.rebook(c, old, parent.device)
 			}
 			return old
 		}
@@ -203,6 +204,9 @@ func (l *Ledger) object(p *process, e *Event) {
 	if !Succeeded(e.Status) {
 		return
 	}
+	if e.Kind == Device {
+		e.Parent = e.Client // the driver allows nothing else; place relies on it
+	}
 	o := l.insert(p, e)
 	if o == nil {
 		return
@@ -215,26 +219,27 @@ func (l *Ledger) object(p *process, e *Event) {
 	}
 	if e.Kind == Device {
 		o.instance = e.Instance
-		l.becomeDevice(l.clients[e.Client], o)
+		l.rebook(l.clients[e.Client], o, o)
 		l.placeDevice(l.clients[e.Client], o)
 	}
 }
 
-// becomeDevice makes an object the device of all that is below it.
-func (l *Ledger) becomeDevice(c *client, o *object) {
-	if o.device == o {
+// rebook makes device the one that everything from o downwards is booked under. There is no other device below o.
+func (l *Ledger) rebook(c *client, o, device *object) {
+	old := o.device
+	if old == device {
 		return
 	}
-	old := o.device
-	o.device = o
-	for n := o.child; n != nil; n = following(n, o) {
+	var moved uint64
+	for n := o; n != nil; n = following(n, o) {
 		if n.kind == Memory {
-			old.size -= n.size
-			o.size += n.size
+			moved += n.size
 		}
-		n.device = o
+		n.device = device
 	}
-	l.move(c.owner, old.gpu, o.gpu, o.size)
+	old.size -= moved
+	device.size += moved
+	l.move(c.owner, old.gpu, device.gpu, moved)
 }
 
 // following returns the node after n in a walk of the tree below top, parents first.
