@@ -1,0 +1,3 @@
+package probes
+
+//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target amd64,arm64 -type totals -type pointer_key probes ../../bpf/probes.bpf.c -- -O2 -g -Wall -Werror -mcpu=v2 -fdebug-prefix-map=$PWD=. -I/usr/include/x86_64-linux-gnu
