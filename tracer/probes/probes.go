@@ -50,6 +50,7 @@ type Probes struct {
 	config    Config
 	objects   probesObjects
 	cookies   bool
+	attaching sync.Mutex // held while probes are put on, which may take seconds; taken before mu
 	mu        sync.Mutex
 	libraries map[fileID]*library
 	scratch   probesTotals
@@ -95,25 +96,38 @@ func New(config Config) (*Probes, error) {
 	return p, nil
 }
 
-// Scan looks at the libraries that a process maps and probes every libcuda that is new. A process that is gone, or whose maps may not be
+// Scan looks at the libraries that a process maps and probes every libcuda that is new, which may take a second or two. A process that is gone, or whose maps may not be
 // read, is no error to the caller: it has no libraries.
 func (p *Probes) Scan(pid int) {
 	maps, err := readLimited(fmt.Sprintf("%s/%d/maps", p.config.Proc, pid))
 	if err != nil {
 		return
 	}
-	found := libraries(maps)
+	p.attaching.Lock()
+	defer p.attaching.Unlock()
+	for _, m := range libraries(maps) {
+		if p.seen(pid, m.id) {
+			continue
+		}
+		lib := p.attach(pid, m)
+		lib.pids[pid] = true
+		p.mu.Lock()
+		p.libraries[m.id] = lib
+		p.mu.Unlock()
+	}
+}
+
+// seen notes that a process maps a library, and tells whether that one was looked at before.
+func (p *Probes) seen(pid int, id fileID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, m := range found {
-		lib := p.libraries[m.id]
-		if lib == nil {
-			lib = p.attach(pid, m)
-			p.libraries[m.id] = lib
-		}
-		lib.pids[pid] = true
-		lib.unused = time.Time{}
+	lib := p.libraries[id]
+	if lib == nil {
+		return false
 	}
+	lib.pids[pid] = true
+	lib.unused = time.Time{}
+	return true
 }
 
 // maxMaps bounds what is read of one process's maps.
@@ -272,7 +286,13 @@ func (p *Probes) Totals(all map[int]Totals) map[int]Totals {
 		all = map[int]Totals{}
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	unused := p.prune(time.Now())
+	defer func() {
+		p.mu.Unlock()
+		for _, lib := range unused {
+			lib.close() // slow
+		}
+	}()
 	var pid uint32
 	var gone []uint32
 	for entries := p.objects.Processes.Iterate(); entries.Next(&pid, &p.scratch); {
@@ -283,7 +303,6 @@ func (p *Probes) Totals(all map[int]Totals) map[int]Totals {
 		}
 	}
 	p.forget(gone)
-	p.prune(time.Now())
 	return all
 }
 
@@ -313,8 +332,8 @@ func (p *Probes) forget(gone []uint32) {
 	}
 }
 
-// prune takes the probes off libraries that no living process has mapped for long.
-func (p *Probes) prune(now time.Time) {
+// prune takes out the libraries that no living process has mapped for long.
+func (p *Probes) prune(now time.Time) (unused []*library) {
 	for id, lib := range p.libraries {
 		for pid := range lib.pids {
 			if !p.alive(pid) {
@@ -327,10 +346,11 @@ func (p *Probes) prune(now time.Time) {
 		case lib.unused.IsZero():
 			lib.unused = now
 		case now.Sub(lib.unused) >= p.config.Linger:
-			lib.close()
+			unused = append(unused, lib)
 			delete(p.libraries, id)
 		}
 	}
+	return unused
 }
 
 // Libraries returns every library that is probed or could not be.
@@ -360,6 +380,8 @@ func (p *Probes) Lost() uint64 {
 
 // Close takes all probes off.
 func (p *Probes) Close() error {
+	p.attaching.Lock()
+	defer p.attaching.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, lib := range p.libraries {

@@ -22,7 +22,7 @@ var build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.Command("gcc", "-O1", "-fno-optimize-sibling-calls", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", dir+"/libcuda.so.1", "testdata/fake_libcuda.c").CombinedOutput()
+	out, err := exec.Command("gcc", "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", dir+"/libcuda.so.1", "testdata/fake_libcuda.c").CombinedOutput()
 	if err == nil {
 		out, err = exec.Command("gcc", "-O1", "-w", "-o", dir+"/user", "testdata/user.c", dir+"/libcuda.so.1").CombinedOutput()
 	}
