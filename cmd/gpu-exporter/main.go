@@ -1,0 +1,224 @@
+// Gpu-exporter tells Prometheus which container is on which GPU, how hard it works there and what it holds.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kingpin/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/collectors/version"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/promslog"
+	promslogflag "github.com/prometheus/common/promslog/flag"
+	versioninfo "github.com/prometheus/common/version"
+	"github.com/prometheus/exporter-toolkit/web"
+	"github.com/prometheus/exporter-toolkit/web/kingpinflag"
+
+	"gpu-exporter/exporter"
+	"gpu-exporter/exporter/docker"
+	"gpu-exporter/exporter/input"
+	"gpu-exporter/exporter/metrics"
+	"gpu-exporter/exporter/recording"
+	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/worker"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "gpu-exporter: %v\n", err)
+		var usage usageError
+		if errors.As(err, &usage) {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+// usageError is a wrong flag or an unreadable configuration.
+type usageError struct{ error }
+
+func run(args []string) error {
+	app := kingpin.New("gpu-exporter", "docker stats for GPUs: which container is on which GPU, how hard, and what it holds.")
+	app.HelpFlag.Short('h')
+	app.Version(versioninfo.Print("gpu-exporter"))
+	var (
+		path      = app.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
+		interval  = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
+		program   = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
+		library   = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
+		root      = app.Flag("driver-root", "Directory below which the driver's libraries and devices are.").Default("/").String()
+		engine    = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
+		proc      = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
+		hostIP    = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
+		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
+		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
+		include   = app.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
+		exclude   = app.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
+		record    = app.Flag("record", "File to record every input in, for --replay.").String()
+		replay    = app.Flag("replay", "Recording to serve instead of this host.").String()
+		logConfig = &promslog.Config{}
+	)
+	toolkit := kingpinflag.AddFlags(app, ":9400")
+	promslogflag.AddFlags(app, logConfig)
+	if _, err := app.Parse(args); err != nil {
+		return usageError{err}
+	}
+	logger := promslog.New(logConfig)
+
+	options := metrics.Options{}
+	for _, f := range []struct {
+		text string
+		to   **regexp.Regexp
+		flag string
+	}{{*include, &options.Include, "--metrics.include"}, {*exclude, &options.Exclude, "--metrics.exclude"}} {
+		if f.text == "" {
+			continue
+		}
+		re, err := regexp.Compile("^(?:" + f.text + ")$")
+		if err != nil {
+			return usageError{fmt.Errorf("%s: %w", f.flag, err)}
+		}
+		*f.to = re
+	}
+	if err := docker.CheckHost(*engine); err != nil {
+		return usageError{fmt.Errorf("--docker.host: %w", err)}
+	}
+	if *interval <= 0 || *window <= 0 || *linger < 0 {
+		return usageError{errors.New("--nvml.interval and --window must be positive, and --linger not negative")}
+	}
+	if err := web.Validate(*toolkit.WebConfigFile); err != nil {
+		return usageError{fmt.Errorf("--web.config.file: %w", err)}
+	}
+	cfg := exporter.Config{
+		Worker:   worker.Config{Path: *program, Library: *library, Interval: *interval, Logger: logger},
+		Docker:   docker.Config{Host: *engine, ProcRoot: *proc, Logger: logger},
+		ProcRoot: *proc, HostIP: *hostIP, Record: *record, Logger: logger,
+		Snapshot: snapshot.Config{Interval: *interval, Window: *window, Linger: *linger},
+	}
+	if *root != "/" {
+		cfg.Worker.DriverRoot = *root
+	}
+	if v := os.Getenv("FAKE_NVML_SCENARIO"); v != "" {
+		cfg.Worker.Env = append(cfg.Worker.Env, "FAKE_NVML_SCENARIO="+v)
+	}
+	if cfg.HostIP == "" {
+		cfg.HostIP = defaultAddress()
+	}
+	if *replay != "" {
+		list, err := open(*replay)
+		if err != nil {
+			return usageError{fmt.Errorf("--replay: %w", err)}
+		}
+		cfg.Replay = list
+		logger.Info("serving a recording, not this host", "recording", *replay)
+	}
+	return serve(cfg, options, *path, toolkit, logger)
+}
+
+// open reads a recording.
+func open(name string) ([]input.Input, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return recording.Read(bytes.NewReader(b))
+}
+
+// staleAfter is the age at which a snapshot says that sampling has stopped.
+const staleAfter = 5 * time.Second
+
+func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *web.FlagConfig, logger *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	e := exporter.New(cfg)
+
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		version.NewCollector("gpu_exporter"),
+		metrics.New(e.Latest, func(s *snapshot.Snapshot) float64 { return time.Since(s.Time).Seconds() }, options))
+
+	mux := http.NewServeMux()
+	mux.Handle(path, promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 16, EnableOpenMetrics: true}))
+	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest()) })
+	if path != "/" {
+		landing, err := web.NewLandingPage(web.LandingConfig{Name: "gpu-exporter", Description: "docker stats for GPUs",
+			Version: versioninfo.Version, Links: []web.LandingLinks{{Address: path, Text: "Metrics"}, {Address: "/-/ready", Text: "Ready"}, {Address: "/-/healthy", Text: "Healthy"}}})
+		if err != nil {
+			return err
+		}
+		mux.Handle("/", landing)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+
+	failed := make(chan error, 2)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := e.Run(ctx); err != nil {
+			failed <- err
+		}
+	}()
+	go func() {
+		if err := web.ListenAndServe(server, toolkit, logger); !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	}()
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		stop()
+	}
+	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	server.Shutdown(closing)
+	<-done
+	return err
+}
+
+// ready answers 200 while the snapshot is fresh. Which sources it lacks is said in the body: they are states, not faults of the exporter.
+func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
+	if age := time.Since(s.Time); age > staleAfter {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "not ready: the last snapshot is %.0f s old\n", age.Seconds())
+	} else {
+		fmt.Fprintln(w, "ready")
+	}
+	for _, name := range []string{input.SourceNVML, input.SourceDocker} {
+		switch src, ok := s.Sources[name]; {
+		case !ok:
+			fmt.Fprintf(w, "%s: starting\n", name)
+		case src.Up:
+			fmt.Fprintf(w, "%s: up\n", name)
+		default:
+			fmt.Fprintf(w, "%s: down: %s\n", name, src.Reason)
+		}
+	}
+}
+
+// defaultAddress returns the address from which this host reaches others; no packet is sent. Empty when it has none.
+func defaultAddress() string {
+	// 192.0.2.1 is reserved for documentation: it is routed by the default route everywhere.
+	c, err := net.Dial("udp", "192.0.2.1:9")
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP.String()
+}

@@ -1,0 +1,357 @@
+// Package metrics exposes a snapshot to Prometheus. Every series is made anew from the snapshot at each scrape, so nothing that is gone
+// is repeated, and a scrape makes no call to anything.
+package metrics
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"gpu-exporter/exporter/containers"
+	"gpu-exporter/exporter/input"
+	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/nvml/frame"
+)
+
+// Options says what to expose.
+type Options struct {
+	Include *regexp.Regexp // families to expose; nil: all
+	Exclude *regexp.Regexp // families to leave out; nil: none
+}
+
+// The label sets of the metrics contract.
+var (
+	deviceLabels    = []string{"gpu_device_uuid", "gpu_device_name", "gpu_pci_bus_id", "host_ip"}
+	workloadLabels  = append(append([]string{}, deviceLabels...), "container_id", "container_name", "image_name", "process_pid")
+	containerLabels = []string{"container_id", "container_name", "image_name", "host_ip"}
+)
+
+// family is one metric family.
+type family struct {
+	name, help string
+	labels     []string
+	counter    bool
+}
+
+func (f *family) kind() prometheus.ValueType {
+	if f.counter {
+		return prometheus.CounterValue
+	}
+	return prometheus.GaugeValue
+}
+
+func with(base []string, extra ...string) []string {
+	return append(append([]string{}, base...), extra...)
+}
+
+var families = []family{
+	{name: "gpu_utilization_percent", help: "SM time of the process, mean of the driver's samples in the last reading.", labels: workloadLabels},
+	{name: "gpu_utilization_max_percent", help: "Highest SM sample of the process in the trailing window.", labels: workloadLabels},
+	{name: "gpu_memory_bandwidth_percent", help: "Memory time of the process.", labels: workloadLabels},
+	{name: "gpu_encoder_percent", help: "Video encoder time of the process.", labels: workloadLabels},
+	{name: "gpu_decoder_percent", help: "Video decoder time of the process.", labels: workloadLabels},
+	{name: "gpu_busy_seconds_total", help: "SM time of the process, integrated.", labels: workloadLabels, counter: true},
+	{name: "gpu_memory_used_bytes", help: "Memory held by the process; the series without labels of container and process is what no process accounts for.", labels: workloadLabels},
+	{name: "gpu_memory_total_bytes", help: "The device's memory, on every workload.", labels: workloadLabels},
+	{name: "gpu_process_cpu_seconds_total", help: "CPU time of the process.", labels: workloadLabels, counter: true},
+	{name: "gpu_process_info", help: "Name and command line of the process.", labels: with(workloadLabels, "process_name", "command")},
+
+	{name: "gpu_container_info", help: "What Docker says of a container with a GPU.", labels: with(containerLabels, "container_full_id", "image_id", "gpu_request", "runtime", "compose_project", "compose_service", "pod", "namespace")},
+	{name: "gpu_container_assigned", help: "GPUs that the container may use.", labels: with(containerLabels, "gpu_device_uuid", "source")},
+	{name: "gpu_container_processes", help: "Processes of the container with a context on the device.", labels: with(containerLabels, "gpu_device_uuid")},
+
+	{name: "gpu_up", help: "1 if the device can be read.", labels: deviceLabels},
+	{name: "gpu_device_info", help: "What does not change about the device.", labels: with(deviceLabels, "driver_version", "vbios", "serial", "index", "minor", "architecture", "cuda_capability", "mig_mode")},
+	{name: "gpu_device_utilization_percent", help: "Time in which a kernel ran, of the driver's last period.", labels: deviceLabels},
+	{name: "gpu_device_utilization_max_percent", help: "Highest 200 ms sample in the trailing window.", labels: deviceLabels},
+	{name: "gpu_device_memory_bandwidth_percent", help: "Time in which memory was accessed.", labels: deviceLabels},
+	{name: "gpu_device_memory_total_bytes", help: "Memory of the device.", labels: deviceLabels},
+	{name: "gpu_device_memory_used_bytes", help: "Memory in use, without the driver's reserved part.", labels: deviceLabels},
+	{name: "gpu_device_memory_free_bytes", help: "Memory not in use.", labels: deviceLabels},
+	{name: "gpu_device_memory_reserved_bytes", help: "Memory that the driver keeps for itself.", labels: deviceLabels},
+	{name: "gpu_bar1_memory_used_bytes", help: "BAR1 memory in use.", labels: deviceLabels},
+	{name: "gpu_temperature_celsius", help: "GPU sensor.", labels: deviceLabels},
+	{name: "gpu_memory_temperature_celsius", help: "Memory sensor.", labels: deviceLabels},
+	{name: "gpu_power_usage_watts", help: "Power drawn.", labels: deviceLabels},
+	{name: "gpu_power_limit_watts", help: "Power limit in force.", labels: deviceLabels},
+	{name: "gpu_device_energy_joules_total", help: "Energy since the driver was loaded.", labels: deviceLabels, counter: true},
+	{name: "gpu_performance_state", help: "P-state, 0 fastest.", labels: deviceLabels},
+	{name: "gpu_clock_hertz", help: "Clock by domain.", labels: with(deviceLabels, "domain")},
+	{name: "gpu_device_encoder_percent", help: "Video encoder.", labels: deviceLabels},
+	{name: "gpu_device_decoder_percent", help: "Video decoder.", labels: deviceLabels},
+	{name: "gpu_device_jpeg_percent", help: "JPEG engine.", labels: deviceLabels},
+	{name: "gpu_device_ofa_percent", help: "Optical-flow engine.", labels: deviceLabels},
+	{name: "gpu_throttle_reason", help: "1 while the reason holds the clocks down.", labels: with(deviceLabels, "reason")},
+	{name: "gpu_throttle_seconds_total", help: "Time for which the reason held the clocks down.", labels: with(deviceLabels, "reason"), counter: true},
+	{name: "gpu_ecc_errors", help: "ECC errors since the driver was loaded (volatile) or in the board's life (aggregate).", labels: with(deviceLabels, "type", "severity")},
+	{name: "gpu_retired_pages", help: "Pages of memory retired.", labels: with(deviceLabels, "cause")},
+	{name: "gpu_remapped_rows", help: "Rows of memory remapped.", labels: with(deviceLabels, "cause")},
+	{name: "gpu_row_remap_pending", help: "1 if a remap waits for a reset.", labels: deviceLabels},
+	{name: "gpu_row_remap_failure", help: "1 if a remap failed.", labels: deviceLabels},
+	{name: "gpu_xid_errors_total", help: "Xid reports since the exporter started.", labels: with(deviceLabels, "xid"), counter: true},
+	{name: "gpu_xid_last_timestamp_seconds", help: "When the Xid was last reported.", labels: with(deviceLabels, "xid")},
+	{name: "gpu_fan_speed_ratio", help: "Fan speed of its maximum.", labels: with(deviceLabels, "fan")},
+	{name: "gpu_pcie_link_generation", help: "PCIe generation now.", labels: deviceLabels},
+	{name: "gpu_pcie_link_width", help: "PCIe lanes now.", labels: deviceLabels},
+	{name: "gpu_pcie_link_generation_max", help: "Highest PCIe generation of device and slot.", labels: deviceLabels},
+	{name: "gpu_pcie_link_width_max", help: "Most PCIe lanes of device and slot.", labels: deviceLabels},
+	{name: "gpu_pcie_replays_total", help: "PCIe replays.", labels: deviceLabels, counter: true},
+	{name: "gpu_device_pcie_bytes_total", help: "PCIe traffic, protocol overhead included.", labels: with(deviceLabels, "direction"), counter: true},
+	{name: "gpu_encoder_sessions", help: "Encoder sessions.", labels: deviceLabels},
+	{name: "gpu_containers", help: "Containers with a process on the device.", labels: deviceLabels},
+	{name: "gpu_sm_active_ratio", help: "SM activity (GPM).", labels: deviceLabels},
+	{name: "gpu_sm_occupancy_ratio", help: "Warps resident of those possible (GPM).", labels: deviceLabels},
+	{name: "gpu_tensor_active_ratio", help: "Tensor pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_dram_active_ratio", help: "Memory bandwidth of the maximum (GPM).", labels: deviceLabels},
+	{name: "gpu_fp16_active_ratio", help: "FP16 pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_fp32_active_ratio", help: "FP32 pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_fp64_active_ratio", help: "FP64 pipe activity (GPM).", labels: deviceLabels},
+
+	{name: "gpu_exporter_nvml_up", help: "1 if NVML can be read."},
+	{name: "gpu_exporter_nvml_restarts_total", help: "Replacements of the NVML worker.", labels: []string{"reason"}, counter: true},
+	{name: "gpu_exporter_docker_up", help: "1 if Docker answers."},
+	{name: "gpu_exporter_docker_reconnects_total", help: "Reconnections to Docker.", counter: true},
+	{name: "gpu_exporter_snapshot_age_seconds", help: "Age of the snapshot served."},
+}
+
+// Collector exposes the latest snapshot.
+type Collector struct {
+	latest func() *snapshot.Snapshot
+	age    func(*snapshot.Snapshot) float64
+	descs  map[string]*prometheus.Desc
+	byName map[string]*family
+	calls  *prometheus.Desc
+}
+
+// New returns a collector of latest, which must not return nil. age tells a snapshot's age in seconds.
+func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64, o Options) *Collector {
+	c := &Collector{latest: latest, age: age, descs: map[string]*prometheus.Desc{}, byName: map[string]*family{}}
+	wanted := func(name string) bool {
+		return (o.Include == nil || o.Include.MatchString(name)) && (o.Exclude == nil || !o.Exclude.MatchString(name))
+	}
+	for i := range families {
+		f := &families[i]
+		if wanted(f.name) {
+			c.descs[f.name] = prometheus.NewDesc(f.name, f.help, f.labels, nil)
+			c.byName[f.name] = f
+		}
+	}
+	if name := "gpu_exporter_nvml_call_duration_seconds"; wanted(name) {
+		c.calls = prometheus.NewDesc(name, "Time spent in NVML calls.", []string{"call"}, nil)
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		out <- d
+	}
+	if c.calls != nil {
+		out <- c.calls
+	}
+}
+
+// emitter sends series of one scrape.
+type emitter struct {
+	c   *Collector
+	out chan<- prometheus.Metric
+}
+
+func (e emitter) put(name string, v float64, labels ...string) {
+	d, ok := e.c.descs[name]
+	if !ok {
+		return
+	}
+	for i, l := range labels {
+		labels[i] = strings.ToValidUTF8(l, "\uFFFD")
+	}
+	e.out <- prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, labels...)
+}
+
+// opt sends a series unless its value is absent.
+func opt[T int | uint64 | float64](e emitter, name string, v frame.Opt[T], labels ...string) {
+	if v.OK {
+		e.put(name, float64(v.V), labels...)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	s := c.latest()
+	e := emitter{c, out}
+	base := make([][]string, len(s.Devices))
+	for i, d := range s.Devices {
+		base[i] = []string{d.UUID, d.Info.Name, d.Info.PCIBusID, s.Host.IP}
+		device(e, s, &s.Devices[i], base[i])
+	}
+	for i := range s.Workloads {
+		workload(e, s, &s.Workloads[i], base[s.Workloads[i].Device])
+	}
+	for i := range s.Containers {
+		container(e, s, &s.Containers[i])
+	}
+	up := func(name string) float64 { return truth(s.Sources[name].Up) }
+	e.put("gpu_exporter_nvml_up", up(input.SourceNVML))
+	e.put("gpu_exporter_docker_up", up(input.SourceDocker))
+	for reason, n := range s.Sources[input.SourceNVML].Restarts {
+		e.put("gpu_exporter_nvml_restarts_total", float64(n), reason)
+	}
+	var reconnects uint64
+	for _, n := range s.Sources[input.SourceDocker].Restarts {
+		reconnects += n
+	}
+	e.put("gpu_exporter_docker_reconnects_total", float64(reconnects))
+	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
+	if c.calls != nil {
+		for _, call := range s.Calls {
+			buckets := make(map[float64]uint64, len(frame.CallBuckets))
+			var sum uint64
+			for i, le := range frame.CallBuckets {
+				sum += call.Buckets[i]
+				buckets[le] = sum
+			}
+			out <- prometheus.MustNewConstHistogram(c.calls, call.Count, call.Seconds, buckets, call.Name)
+		}
+	}
+}
+
+func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
+	l := func(extra ...string) []string { return with(base, extra...) }
+	e.put("gpu_up", truth(d.State == frame.StateOK), l()...)
+	minor, mig := "", ""
+	if d.Info.Minor.OK {
+		minor = strconv.Itoa(d.Info.Minor.V)
+	}
+	if d.Info.MIGMode.OK {
+		mig = map[bool]string{false: "off", true: "on"}[d.Info.MIGMode.V]
+	}
+	e.put("gpu_device_info", 1, l(s.Library.DriverVersion, d.Info.VBIOS, d.Info.Serial, strconv.Itoa(d.Index), minor, d.Info.Architecture, d.Info.CUDACapability, mig)...)
+	for xid, x := range d.Xids {
+		n := strconv.FormatUint(xid, 10)
+		e.put("gpu_xid_errors_total", float64(x.Count), l(n)...)
+		e.put("gpu_xid_last_timestamp_seconds", float64(x.Last.UnixMilli())/1000, l(n)...)
+	}
+	for reason, v := range d.Throttled {
+		e.put("gpu_throttle_seconds_total", v, l(reason)...)
+	}
+	opt(e, "gpu_device_pcie_bytes_total", d.PCIeRX, l("host_to_device")...)
+	opt(e, "gpu_device_pcie_bytes_total", d.PCIeTX, l("device_to_host")...)
+	opt(e, "gpu_device_energy_joules_total", d.Energy, l()...)
+	if d.State != frame.StateOK {
+		return
+	}
+	e.put("gpu_containers", float64(d.Containers), l()...)
+	opt(e, "gpu_device_utilization_max_percent", d.MaxUtilization, l()...)
+	opt(e, "gpu_pcie_link_generation_max", d.Info.PCIeGenMax, l()...)
+	opt(e, "gpu_pcie_link_width_max", d.Info.PCIeWidthMax, l()...)
+	if r := d.Load; r != nil {
+		opt(e, "gpu_device_utilization_percent", r.Utilization, l()...)
+		opt(e, "gpu_device_memory_bandwidth_percent", r.MemoryBandwidth, l()...)
+		opt(e, "gpu_device_memory_total_bytes", r.MemoryTotal, l()...)
+		opt(e, "gpu_device_memory_used_bytes", r.MemoryUsed, l()...)
+		opt(e, "gpu_device_memory_free_bytes", r.MemoryFree, l()...)
+		opt(e, "gpu_device_memory_reserved_bytes", r.MemoryReserved, l()...)
+		opt(e, "gpu_bar1_memory_used_bytes", r.BAR1Used, l()...)
+		opt(e, "gpu_temperature_celsius", r.Temperature, l()...)
+		opt(e, "gpu_memory_temperature_celsius", r.MemoryTemp, l()...)
+		opt(e, "gpu_power_usage_watts", r.Power, l()...)
+		opt(e, "gpu_power_limit_watts", r.PowerLimit, l()...)
+		opt(e, "gpu_performance_state", r.PState, l()...)
+		opt(e, "gpu_device_encoder_percent", r.Encoder, l()...)
+		opt(e, "gpu_device_decoder_percent", r.Decoder, l()...)
+		opt(e, "gpu_device_jpeg_percent", r.JPEG, l()...)
+		opt(e, "gpu_device_ofa_percent", r.OFA, l()...)
+		for domain, hz := range r.Clocks {
+			e.put("gpu_clock_hertz", float64(hz), l(domain)...)
+		}
+		if r.Throttle.OK {
+			for reason, on := range snapshot.ThrottleReasons(r.Throttle.V) {
+				e.put("gpu_throttle_reason", truth(on), l(reason)...)
+			}
+		}
+	}
+	if h := d.Health; h != nil {
+		for k, n := range h.ECC {
+			typ, severity, _ := strings.Cut(k, "/")
+			e.put("gpu_ecc_errors", float64(n), l(typ, severity)...)
+		}
+		for cause, n := range h.RetiredPages {
+			e.put("gpu_retired_pages", float64(n), l(cause)...)
+		}
+		for cause, n := range h.RemappedRows {
+			e.put("gpu_remapped_rows", float64(n), l(cause)...)
+		}
+		if h.RemapPending.OK {
+			e.put("gpu_row_remap_pending", truth(h.RemapPending.V), l()...)
+		}
+		if h.RemapFailure.OK {
+			e.put("gpu_row_remap_failure", truth(h.RemapFailure.V), l()...)
+		}
+		for fan, percent := range h.Fans {
+			e.put("gpu_fan_speed_ratio", percent/100, l(strconv.Itoa(fan))...)
+		}
+		opt(e, "gpu_pcie_link_generation", h.PCIeGen, l()...)
+		opt(e, "gpu_pcie_link_width", h.PCIeWidth, l()...)
+		opt(e, "gpu_pcie_replays_total", h.PCIeReplays, l()...)
+		opt(e, "gpu_encoder_sessions", h.EncoderSessions, l()...)
+	}
+	if d.GPM != nil {
+		for name, v := range d.GPM.Ratio {
+			e.put("gpu_"+name+"_ratio", v, l()...)
+		}
+	}
+}
+
+func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
+	pid := ""
+	if w.PID != 0 {
+		pid = strconv.Itoa(w.PID)
+	}
+	labels := with(base, containers.ShortID(w.Container.ID), w.Container.Name, w.Container.Image, pid)
+	l := func() []string { return with(labels) }
+	opt(e, "gpu_busy_seconds_total", w.Busy, l()...)
+	if !w.Alive {
+		return
+	}
+	opt(e, "gpu_memory_used_bytes", w.Memory, l()...)
+	if load := s.Devices[w.Device].Load; load != nil {
+		opt(e, "gpu_memory_total_bytes", load.MemoryTotal, l()...)
+	}
+	if w.PID == 0 {
+		return
+	}
+	opt(e, "gpu_utilization_percent", w.Utilization, l()...)
+	opt(e, "gpu_utilization_max_percent", w.MaxUtilization, l()...)
+	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, l()...)
+	opt(e, "gpu_encoder_percent", w.Encoder, l()...)
+	opt(e, "gpu_decoder_percent", w.Decoder, l()...)
+	opt(e, "gpu_process_cpu_seconds_total", w.CPU, l()...)
+	if w.Comm != "" {
+		e.put("gpu_process_info", 1, with(labels, w.Comm, w.Command)...)
+	}
+}
+
+func container(e emitter, s *snapshot.Snapshot, c *snapshot.Container) {
+	base := []string{containers.ShortID(c.ID), c.Name, c.Image, s.Host.IP}
+	e.put("gpu_container_info", 1, with(base, c.ID, c.ImageID, c.RequestText(), c.Runtime, c.Project, c.Service, c.Pod, c.Namespace)...)
+	sent := map[string]bool{}
+	for _, a := range c.Assigned {
+		if k := a.UUID + string(a.Source); !sent[k] {
+			sent[k] = true
+			e.put("gpu_container_assigned", 1, with(base, a.UUID, string(a.Source))...)
+		}
+	}
+	for uuid, n := range c.Processes {
+		e.put("gpu_container_processes", float64(n), with(base, uuid)...)
+	}
+}

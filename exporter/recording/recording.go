@@ -1,0 +1,141 @@
+// Package recording keeps a host in a file: every input of the snapshot, one JSON object per line, compressed with gzip.
+package recording
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"gpu-exporter/exporter/input"
+)
+
+// maxLine bounds one line of a recording.
+const maxLine = 16 << 20
+
+// Writer appends inputs to a recording. It is used by one goroutine.
+type Writer struct {
+	f     *os.File
+	gz    *gzip.Writer
+	enc   *json.Encoder
+	flush time.Time
+}
+
+// Create starts a recording in a new file.
+func Create(path string) (*Writer, error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	gz := gzip.NewWriter(f)
+	return &Writer{f: f, gz: gz, enc: json.NewEncoder(gz)}, nil
+}
+
+// Write appends one input. What is older than 5 s is in the file even if the process is killed.
+func (w *Writer) Write(in input.Input) error {
+	if err := w.enc.Encode(in); err != nil {
+		return fmt.Errorf("writing the recording: %w", err)
+	}
+	if now := time.Now(); now.Sub(w.flush) > 5*time.Second {
+		w.flush = now
+		if err := w.gz.Flush(); err != nil {
+			return fmt.Errorf("writing the recording: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close completes the file.
+func (w *Writer) Close() error { return errors.Join(w.gz.Close(), w.f.Close()) }
+
+// Read returns the inputs of a recording. A tail that was cut off is left out.
+func Read(r io.Reader) ([]input.Input, error) {
+	gz, err := gzip.NewReader(r)
+	if err != nil {
+		return nil, fmt.Errorf("reading the recording: %w", err)
+	}
+	var list []input.Input
+	lines := bufio.NewScanner(gz)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		var in input.Input
+		if err := json.Unmarshal(lines.Bytes(), &in); err != nil {
+			if !lines.Scan() {
+				break // the last line, cut
+			}
+			return nil, fmt.Errorf("reading the recording: line %d: %w", len(list)+1, err)
+		}
+		list = append(list, in)
+	}
+	if err := lines.Err(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, fmt.Errorf("reading the recording: %w", err)
+	}
+	if len(list) == 0 {
+		return nil, errors.New("reading the recording: it is empty")
+	}
+	return list, nil
+}
+
+// Play emits the inputs at their own pace, moved to now, once.
+func Play(ctx context.Context, list []input.Input, emit func(input.Input)) {
+	start := time.Now().UnixNano()
+	shift := start - list[0].Time
+	for _, in := range list {
+		at := time.Unix(0, in.Time+shift)
+		if wait := time.Until(at); wait > 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		emit(Shift(in, shift))
+	}
+}
+
+// Shift returns in with every point in time moved by ns.
+func Shift(in input.Input, ns int64) input.Input {
+	in.Time += ns
+	if in.Frame == nil {
+		return in
+	}
+	f := *in.Frame
+	f.Time += ns
+	f.Events = append(f.Events[:0:0], f.Events...)
+	for i := range f.Events {
+		f.Events[i].Time += ns
+	}
+	if f.Device != nil && f.Device.Samples != nil {
+		d := *f.Device
+		s := *d.Samples
+		µs := ns / 1000
+		if s.ProcessUntil != 0 {
+			s.ProcessSince += µs
+			s.ProcessUntil += µs
+		}
+		s.Process = append(s.Process[:0:0], s.Process...)
+		for i := range s.Process {
+			s.Process[i].Time += µs
+		}
+		s.Utilization = append(s.Utilization[:0:0], s.Utilization...)
+		for i := range s.Utilization {
+			s.Utilization[i].Time += µs
+		}
+		s.Power = append(s.Power[:0:0], s.Power...)
+		for i := range s.Power {
+			s.Power[i].Time += µs
+		}
+		d.Samples = &s
+		f.Device = &d
+	}
+	in.Frame = &f
+	return in
+}
