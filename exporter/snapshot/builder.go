@@ -515,6 +515,16 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 		}
 		out = append(out, o)
 	}
-	slices.SortFunc(out, func(x, y Workload) int { return cmp.Compare(x.PID, y.PID) })
-	return out
+	// Labels name a process by its PID alone, so a PID that is used again has one series: the living process's.
+	slices.SortFunc(out, func(x, y Workload) int {
+		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(b2i(y.Alive), b2i(x.Alive)))
+	})
+	return slices.CompactFunc(out, func(x, y Workload) bool { return x.PID == y.PID })
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
