@@ -13,7 +13,7 @@ const (
 
 var gpuA, gpuB = UUID{0xa}, UUID{0xb}
 
-// process builds the events of a process that made a client with one device and one subdevice.
+// start returns the events of a process that made a client with one device and one subdevice.
 func start(pid int32, client uint32, instance uint32) []Event {
 	return []Event{
 		{Kind: Client, PID: pid, Client: client, Handle: client},

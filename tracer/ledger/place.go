@@ -50,12 +50,12 @@ func (l *Ledger) placeDevice(c *client, device *object) {
 	gpu, sure := UUID{}, unknown
 	switch {
 	case len(c.uuids) == 1:
-		gpu, sure = c.uuids[0], client1
+		gpu, sure = c.uuids[0], ofClient
 	case device.kind == Device && l.byInstance(device.instance) != UUID{}:
 		gpu, sure = l.byInstance(device.instance), instance
 	case len(c.owner.uuids) == 1:
 		for gpu = range c.owner.uuids {
-			sure = process1
+			sure = onlyGPU
 		}
 	case len(c.owner.uuids) == 0 && len(c.owner.minors) == 1:
 		for n := range c.owner.minors {

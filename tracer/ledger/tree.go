@@ -31,9 +31,9 @@ type strength uint8
 const (
 	unknown  strength = iota
 	minor             // the only /dev/nvidiaN that the process opened
-	process1          // the only GPU that the process registered with UVM
+	onlyGPU           // the only GPU that the process registered with UVM
 	instance          // device instance, translated by a call that the process made
-	client1           // the only GPU registered with UVM through this client
+	ofClient          // the only GPU registered with UVM through this client
 	vaspace           // an address space below the device was registered with UVM
 )
 

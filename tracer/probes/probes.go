@@ -72,6 +72,11 @@ type library struct {
 
 // New loads the programs. Nothing is probed until Scan finds a library. The error says what the kernel lacks.
 func New(config Config) (*Probes, error) {
+	return load(config, features.HaveProgramHelper(ebpf.Kprobe, asm.FnGetAttachCookie) == nil)
+}
+
+// load loads the programs for a kernel with attach cookies (5.15) or without.
+func load(config Config, cookies bool) (*Probes, error) {
 	if config.Linger <= 0 {
 		config.Linger = 2 * time.Minute
 	}
@@ -85,9 +90,8 @@ func New(config Config) (*Probes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the probe programs: %w", err)
 	}
-	p := &Probes{config: config, libraries: map[fileID]*library{}}
-	p.cookies = features.HaveProgramHelper(ebpf.Kprobe, asm.FnGetAttachCookie) == nil
-	if err := spec.Variables["have_cookies"].Set(p.cookies); err != nil {
+	p := &Probes{config: config, cookies: cookies, libraries: map[fileID]*library{}}
+	if err := spec.Variables["have_cookies"].Set(cookies); err != nil {
 		return nil, fmt.Errorf("setting up the probe programs: %w", err)
 	}
 	if err := spec.LoadAndAssign(&p.objects, nil); err != nil {
