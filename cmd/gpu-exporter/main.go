@@ -68,7 +68,7 @@ func run(args []string) error {
 		include   = app.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
 		exclude   = app.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
 		record    = app.Flag("record", "File to record every input in, for --replay.").String()
-		replay    = app.Flag("replay", "Recording to serve instead of this host.").String()
+		replay    = app.Flag("replay", "Recording to serve instead of this host: a file, or demo for the built-in one.").String()
 		logConfig = &promslog.Config{}
 	)
 	toolkit := kingpinflag.AddFlags(app, ":9400")
@@ -128,8 +128,11 @@ func run(args []string) error {
 	return serve(cfg, options, *path, toolkit, logger)
 }
 
-// open reads a recording.
+// open reads a recording, the built-in one by the name demo.
 func open(name string) ([]input.Input, error) {
+	if name == "demo" {
+		return recording.Read(bytes.NewReader(recording.Demo))
+	}
 	b, err := os.ReadFile(name)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,11 @@ import (
 
 	"gpu-exporter/exporter/input"
 )
+
+// Demo is the built-in recording: 70 s of an H200 with a busy container, one that only holds memory, and a host process.
+//
+//go:embed demo.ndjson.gz
+var Demo []byte
 
 // maxLine bounds one line of a recording.
 const maxLine = 16 << 20
