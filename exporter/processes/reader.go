@@ -67,7 +67,8 @@ func (r *Reader) Read(pid int) (Process, error) {
 		return Process{}, ErrGone
 	}
 	c := r.cache[pid]
-	if c == nil || c.p.StartTime != s.start || c.raw != string(s.comm) || c.reads >= refreshEvery {
+	// An empty command line is that of a process in the middle of exec, as a rule: it is asked for again.
+	if c == nil || c.p.StartTime != s.start || c.raw != string(s.comm) || c.reads >= refreshEvery || c.p.Command == "" {
 		if c, err = r.fill(pid, s); err != nil {
 			delete(r.cache, pid)
 			return Process{}, r.readError(pid, err)

@@ -161,7 +161,8 @@ func TestReadReal(t *testing.T) {
 		if p, err = r.Read(pid); err != nil {
 			t.Fatal(err)
 		}
-		if p.Comm == "sleep" || time.Now().After(end) {
+		// The kernel sets the name before the command line can be read.
+		if p.Comm == "sleep" && p.Command != "" || time.Now().After(end) {
 			break
 		}
 	}
