@@ -70,7 +70,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 	}
 	var sources sync.WaitGroup
 	defer sources.Wait()
-	procs := watch.New(watch.Config{Root: e.cfg.ProcRoot, Interval: e.cfg.Snapshot.Interval, Logger: e.cfg.Logger})
+	var procs *watch.Watcher // nil in a replay, which has the facts of its processes
 	if e.cfg.Replay != nil {
 		sources.Go(func() {
 			for ctx.Err() == nil {
@@ -78,6 +78,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 			}
 		})
 	} else {
+		procs = watch.New(watch.Config{Root: e.cfg.ProcRoot, Interval: e.cfg.Snapshot.Interval, Logger: e.cfg.Logger})
 		name, _ := os.Hostname()
 		emit(input.Input{Time: time.Now().UnixNano(), Host: &input.Host{IP: e.cfg.HostIP, Name: name, Self: []int{os.Getpid()}}})
 		sources.Go(func() { worker.New(e.cfg.Worker).Run(ctx, emit) })
@@ -86,7 +87,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 	}
 
 	b := snapshot.NewBuilder(e.cfg.Snapshot)
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(time.Second) // readings age though nothing comes
 	defer tick.Stop()
 	pending := time.NewTimer(time.Hour)
 	defer pending.Stop()
@@ -103,7 +104,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 				}
 			}
 			b.Apply(in)
-			if in.Frame != nil && in.Frame.Device != nil {
+			if procs != nil && in.Frame != nil && in.Frame.Device != nil {
 				procs.Want(b.PIDs())
 			}
 			if !due {
@@ -113,6 +114,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		case <-pending.C:
 			due = false
 			e.latest.Store(b.Snapshot(time.Now()))
+			tick.Reset(time.Second)
 		case <-tick.C:
 			e.latest.Store(b.Snapshot(time.Now()))
 		}

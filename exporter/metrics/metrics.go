@@ -160,6 +160,7 @@ type emitter struct {
 	out chan<- prometheus.Metric
 }
 
+// put sends one series. Label values that are no UTF-8 are made so in place.
 func (e emitter) put(name string, v float64, labels ...string) {
 	d, ok := e.c.descs[name]
 	if !ok {
@@ -226,7 +227,12 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 }
 
 func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
-	l := func(extra ...string) []string { return with(base, extra...) }
+	l := func(extra ...string) []string {
+		if len(extra) == 0 {
+			return base
+		}
+		return with(base, extra...)
+	}
 	e.put("gpu_up", truth(d.State == frame.StateOK), l()...)
 	minor, mig := "", ""
 	if d.Info.Minor.OK {
@@ -318,24 +324,23 @@ func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []stri
 		pid = strconv.Itoa(w.PID)
 	}
 	labels := with(base, containers.ShortID(w.Container.ID), w.Container.Name, w.Container.Image, pid)
-	l := func() []string { return with(labels) }
-	opt(e, "gpu_busy_seconds_total", w.Busy, l()...)
+	opt(e, "gpu_busy_seconds_total", w.Busy, labels...)
 	if !w.Alive {
 		return
 	}
-	opt(e, "gpu_memory_used_bytes", w.Memory, l()...)
+	opt(e, "gpu_memory_used_bytes", w.Memory, labels...)
 	if load := s.Devices[w.Device].Load; load != nil {
-		opt(e, "gpu_memory_total_bytes", load.MemoryTotal, l()...)
+		opt(e, "gpu_memory_total_bytes", load.MemoryTotal, labels...)
 	}
 	if w.PID == 0 {
 		return
 	}
-	opt(e, "gpu_utilization_percent", w.Utilization, l()...)
-	opt(e, "gpu_utilization_max_percent", w.MaxUtilization, l()...)
-	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, l()...)
-	opt(e, "gpu_encoder_percent", w.Encoder, l()...)
-	opt(e, "gpu_decoder_percent", w.Decoder, l()...)
-	opt(e, "gpu_process_cpu_seconds_total", w.CPU, l()...)
+	opt(e, "gpu_utilization_percent", w.Utilization, labels...)
+	opt(e, "gpu_utilization_max_percent", w.MaxUtilization, labels...)
+	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, labels...)
+	opt(e, "gpu_encoder_percent", w.Encoder, labels...)
+	opt(e, "gpu_decoder_percent", w.Decoder, labels...)
+	opt(e, "gpu_process_cpu_seconds_total", w.CPU, labels...)
 	if w.Comm != "" {
 		e.put("gpu_process_info", 1, with(labels, w.Comm, w.Command)...)
 	}

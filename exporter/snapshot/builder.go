@@ -204,7 +204,9 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 		d.samplesPeriod, d.samplesAt = period(d.samplesAt, now), now
 		b.samples(now, d, f.Samples)
 	}
-	b.present(now, d)
+	for _, p := range d.list {
+		b.workload(d, p.PID) // an entry for every listed process
+	}
 }
 
 // period is how far apart two readings of a group are, within reason.
@@ -237,12 +239,12 @@ func (d *device) throttle(now time.Time) {
 		if d.Throttled == nil {
 			d.Throttled = map[string]float64{}
 		}
-		for _, r := range throttleReasons {
-			if d.Load.Throttle.V&r.bit != 0 {
-				d.Throttled[r.name] += max(0, now.Sub(d.throttleAt).Seconds())
-			} else {
-				d.Throttled[r.name] += 0
+		for name, on := range ThrottleReasons(d.Load.Throttle.V) {
+			held := 0.0 // a reason that never held has a series of 0
+			if on {
+				held = max(0, now.Sub(d.throttleAt).Seconds())
 			}
+			d.Throttled[name] += held
 		}
 	}
 	d.throttleAt = now
@@ -322,13 +324,6 @@ func (b *Builder) samples(now time.Time, d *device, s *frame.Samples) {
 	d.utilization = slices.DeleteFunc(d.utilization, func(u frame.Sample) bool { return u.Time < oldest })
 	for _, w := range d.workloads {
 		w.window = slices.DeleteFunc(w.window, func(p frame.ProcessSample) bool { return p.Time < oldest })
-	}
-}
-
-// present makes an entry for every listed process, and notes which entries' processes are gone.
-func (b *Builder) present(now time.Time, d *device) {
-	for _, p := range d.list {
-		b.workload(d, p.PID)
 	}
 }
 
@@ -516,14 +511,15 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 	}
 	// Labels name a process by its PID alone, so a PID that is used again has one series: the living process's.
 	slices.SortFunc(out, func(x, y Workload) int {
-		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(b2i(y.Alive), b2i(x.Alive)))
+		switch {
+		case x.PID != y.PID:
+			return cmp.Compare(x.PID, y.PID)
+		case x.Alive == y.Alive:
+			return 0
+		case x.Alive:
+			return -1
+		}
+		return 1
 	})
 	return slices.CompactFunc(out, func(x, y Workload) bool { return x.PID == y.PID })
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
