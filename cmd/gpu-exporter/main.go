@@ -111,9 +111,6 @@ func run(args []string) error {
 	if *root != "/" {
 		cfg.Worker.DriverRoot = *root
 	}
-	if v := os.Getenv("FAKE_NVML_SCENARIO"); v != "" {
-		cfg.Worker.Env = append(cfg.Worker.Env, "FAKE_NVML_SCENARIO="+v)
-	}
 	if cfg.HostIP == "" {
 		cfg.HostIP = defaultAddress()
 	}
