@@ -133,6 +133,15 @@ func TestCache(t *testing.T) {
 	if p := read(); p.Cgroup != "/moved" || p.Container != "" {
 		t.Errorf("after a while: %+v", p)
 	}
+	change("stat", statLine(7, "sleep", "S", 0, 0, 1, 6))
+	change("cmdline", "")
+	if p := read(); p.Command != "" {
+		t.Errorf("in the middle of exec: %+v", p)
+	}
+	change("cmdline", "sleep\x0060\x00")
+	if p := read(); p.Command != "sleep 60" {
+		t.Errorf("after exec, with the name that was there before the command line: %+v", p)
+	}
 	r.Forget(func(int) bool { return false })
 	if len(r.cache) != 0 {
 		t.Errorf("%d processes cached after Forget", len(r.cache))
