@@ -34,7 +34,7 @@ generate:
 	go generate ./...
 
 check-generate: generate
-	git diff --exit-code -- bpf tracer
+	git diff --exit-code -- bpf tracer scripts/record-ioctls
 
 bench:
 	CGO_ENABLED=0 go test -run '^$$' -bench . -benchtime 200ms ./nvml/... ./tracer/ledger/...
