@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR BSD-2-Clause
 // Uprobes on libcuda's exported functions. Totals per process stay in the kernel; nothing is sent per call.
-#include <linux/bpf.h>
-#include <stdbool.h>
-#include <bpf/bpf_helpers.h>
-
-typedef __u8 u8;
-typedef __u32 u32;
-typedef __u64 u64;
-
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#include "common.h"
 
 // The registers of the probed thread, as the kernel saves them.
 #if defined(__TARGET_ARCH_x86)
@@ -93,22 +85,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct totals);
 } empty SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, u64);
-} lost SEC(".maps");
-
-static __always_inline void count_lost(void)
-{
-	u32 zero = 0;
-	u64 *n = bpf_map_lookup_elem(&lost, &zero);
-
-	if (n)
-		__sync_fetch_and_add(n, 1);
-}
 
 static __always_inline struct totals *current_totals(void)
 {

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR BSD-2-Clause
 // Recorder of whole driver calls, for test data: not part of the exporter. One record per ioctl on a device of the chosen majors.
-#include <linux/bpf.h>
-#include <stdbool.h>
-#include <bpf/bpf_helpers.h>
+#include "common.h"
 #include <bpf/bpf_core_read.h>
-
-typedef __u8 u8;
-typedef __u32 u32;
-typedef __s64 s64;
-typedef __u64 u64;
-
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 // The parts of kernel structures that lead from a descriptor to its device.
 #define KERNEL __attribute__((preserve_access_index))
@@ -80,22 +71,6 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 20);
 } records SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, u64);
-} lost SEC(".maps");
-
-static __always_inline void count_lost(void)
-{
-	u32 zero = 0;
-	u64 *n = bpf_map_lookup_elem(&lost, &zero);
-
-	if (n)
-		__sync_fetch_and_add(n, 1);
-}
 
 SEC("tracepoint/syscalls/sys_enter_ioctl")
 int enter(struct syscall_enter *ctx)

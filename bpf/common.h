@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: GPL-2.0-or-later OR BSD-2-Clause
+// What every program here begins with: types, licence, and the count of what could not be kept.
+#pragma once
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+
+typedef __u8 u8;
+typedef __u32 u32;
+typedef __s64 s64;
+typedef __u64 u64;
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} lost SEC(".maps");
+
+static __always_inline void count_lost(void)
+{
+	u32 zero = 0;
+	u64 *n = bpf_map_lookup_elem(&lost, &zero);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
