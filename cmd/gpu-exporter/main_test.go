@@ -4,29 +4,12 @@ import (
 	"bytes"
 	"debug/elf"
 	"errors"
-	"io"
-	"net"
-	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
-
-// program builds the real binary once per test run, as it ships but for the embedded worker.
-func program(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "gpu-exporter")
-	cmd := exec.Command("go", "build", "-o", path, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
-	return path
-}
 
 // TestStatic: no interpreter, no shared library, and no way for purego to get in.
 func TestStatic(t *testing.T) {
@@ -49,81 +32,27 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// start runs the program and returns its address and its log.
-func start(t *testing.T, path string, args ...string) (string, *bytes.Buffer, *exec.Cmd) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
-	log := &bytes.Buffer{}
-	cmd := exec.Command(path, append(args, "--web.listen-address="+address)...)
-	cmd.Stderr = log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for range 100 {
-		if r, err := http.Get("http://" + address + "/-/healthy"); err == nil {
-			r.Body.Close()
-			return address, log, cmd
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Fatalf("it does not answer: %s", log)
-	return "", nil, nil
-}
-
-func get(t *testing.T, url string) string {
-	t.Helper()
-	r, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
 // TestNothingHere: without a GPU and without Docker it starts, warns once of each, and serves.
 func TestNothingHere(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
-	address, log, cmd := start(t, program(t), "--nvml.library="+none, "--docker.host=unix://"+none)
+	p := start(t, "--nvml.library="+none, "--docker.host=unix://"+none)
 	time.Sleep(4 * time.Second) // several ticks and restarts: still one line each
-	body := get(t, "http://"+address+"/metrics")
-	for _, want := range []string{"\ngpu_exporter_nvml_up 0\n", "\ngpu_exporter_docker_up 0\n"} {
-		if !strings.Contains(body, want) {
-			t.Errorf("no %q", want)
-		}
+	s := p.scrape(t)
+	s.want(t, 0, "gpu_exporter_nvml_up")
+	s.want(t, 0, "gpu_exporter_docker_up")
+	if list := p.complaints(); len(list) != 2 {
+		t.Errorf("%d warnings, want 2:\n%s", len(list), p.log.String())
 	}
-	cmd.Process.Signal(syscall.SIGTERM)
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("SIGTERM: %v", err)
-	}
-	if n := strings.Count(log.String(), "level=WARN"); n != 2 {
-		t.Errorf("%d warnings, want 2:\n%s", n, log)
-	}
+	p.stop(t)
 }
 
 // TestDemo: the built-in recording shows series per container.
 func TestDemo(t *testing.T) {
-	address, _, _ := start(t, program(t), "--replay=demo")
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		body := get(t, "http://"+address+"/metrics")
-		if strings.Contains(body, `gpu_memory_used_bytes{container_id="52d05af6c921",container_name="hold"`) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("no series of the container that holds memory")
-		}
-		time.Sleep(500 * time.Millisecond)
-	}
+	p := start(t, "--replay=demo")
+	p.until(t, 30*time.Second, "a series of the container that holds memory", func(s scrape) bool {
+		return len(s.find("gpu_memory_used_bytes", "container_id", "52d05af6c921", "container_name", "hold")) == 1
+	})
+	p.stop(t)
 }
 
 // TestWrongFlags: one line and exit code 2.
