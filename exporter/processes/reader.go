@@ -19,6 +19,9 @@ var ErrGone = errors.New("no such process")
 // ErrHidden is returned for a process that exists but that /proc does not show (mount option hidepid).
 var ErrHidden = errors.New("process hidden by /proc")
 
+// ErrLeftOut is returned for a process of which Reader.Enter left out a file that is needed.
+var ErrLeftOut = errors.New("file left out")
+
 const (
 	maxCommand = 80 // characters of Command
 	maxComm    = 64 // characters of Comm; the kernel has 15 bytes, kernel threads more
@@ -35,6 +38,8 @@ const (
 // time}. A Reader is for one goroutine at a time.
 type Reader struct {
 	Root string // default "/proc"
+	// Enter, when set, is told of every file before it is opened, and returns false to leave it out.
+	Enter func(pid int, name string) bool
 
 	cache map[int]*cached
 	buf   []byte
@@ -170,6 +175,9 @@ const maxFile = 64 << 10
 // file reads a file of a process into the reader's buffer, which the next call overwrites. It uses plain system calls: an os.File
 // would cost an allocation and a finaliser per read.
 func (r *Reader) file(pid int, name string) ([]byte, error) {
+	if r.Enter != nil && !r.Enter(pid, name) {
+		return nil, ErrLeftOut
+	}
 	r.path = append(r.path[:0], r.root()...)
 	r.path = append(r.path, '/')
 	r.path = strconv.AppendInt(r.path, int64(pid), 10)

@@ -11,6 +11,7 @@ const (
 	Visible      Visibility = "ok"
 	Hidden       Visibility = "hidepid"         // /proc is mounted with hidepid and the exporter may not see foreign processes
 	Unreadable   Visibility = "proc_unreadable" // no /proc there
+	Hangs        Visibility = "hangs"           // a file of /proc does not open, or does not end
 	PIDNamespace Visibility = "pid_namespace"   // the exporter has a PID namespace of its own: NVML's PIDs mean nothing here
 )
 
@@ -21,6 +22,8 @@ func (v Visibility) Explain() string {
 		return "/proc is mounted with hidepid: run as root, or with CAP_SYS_PTRACE and the group that the mount option gid names"
 	case Unreadable:
 		return "/proc cannot be read: mount it"
+	case Hangs:
+		return "a file of /proc does not answer, as when its process is stuck in the kernel"
 	case PIDNamespace:
 		return "this is not the host's PID namespace: run the container with --pid=host"
 	}

@@ -2,9 +2,11 @@
 package watch
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +19,8 @@ import (
 type Config struct {
 	Root     string        // "/proc"
 	Interval time.Duration // 1 s
+	// Patience is how long the reading of all processes may take before the file that it is at is taken for hung; 2 s.
+	Patience time.Duration
 	// PIDsForeign is true when the PIDs of Root are not those of the exporter's own PID namespace: then exits are noticed at the
 	// next tick only.
 	PIDsForeign bool
@@ -26,12 +30,13 @@ type Config struct {
 // Watcher reports the processes of interest at every tick, and at once when one of them is gone or when others become of interest.
 type Watcher struct {
 	cfg    Config
-	reader processes.Reader
+	reader *processes.Reader
 	wake   chan struct{}
 	source *input.Source // the last one emitted
 	ticks  int
 	empty  bool // the last batch had asked for nothing
 	look   processes.Visibility
+	behind map[file]*pass // passes that do not come back, by the file they are at
 
 	mu   sync.Mutex
 	want []int // sorted
@@ -45,10 +50,13 @@ func New(c Config) *Watcher {
 	if c.Interval <= 0 {
 		c.Interval = time.Second
 	}
+	if c.Patience <= 0 {
+		c.Patience = 2 * time.Second
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	return &Watcher{cfg: c, reader: processes.Reader{Root: c.Root}, wake: make(chan struct{}, 1)}
+	return &Watcher{cfg: c, reader: &processes.Reader{Root: c.Root}, wake: make(chan struct{}, 1), behind: map[file]*pass{}, look: processes.Visible}
 }
 
 // maxWanted bounds the processes of interest: more cannot come from real GPUs.
@@ -86,7 +94,8 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 	ticker := time.NewTicker(w.cfg.Interval)
 	defer ticker.Stop()
 	for {
-		w.tick(exits, emit)
+		for !w.tick(ctx, exits, emit) {
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -97,26 +106,46 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 	}
 }
 
-// tick reads every wanted process once.
-func (w *Watcher) tick(exits *exits, emit func(input.Input)) {
+// maxBehind bounds the passes that do not come back. With so many, nothing more is read until one of them does.
+const maxBehind = 16
+
+// lookEvery is the number of ticks after which /proc as a whole is looked at again.
+const lookEvery = 10
+
+// tick reads every wanted process once. It returns false when a file hung, which is avoided from then on: the others are to be read at once.
+func (w *Watcher) tick(ctx context.Context, exits *exits, emit func(input.Input)) bool {
+	now := time.Now()
+	avoid := make(map[file]bool, len(w.behind))
+	for f, p := range w.behind {
+		select {
+		case <-p.done:
+			delete(w.behind, f)
+		default:
+			avoid[f] = true
+		}
+	}
+	if len(w.behind) >= maxBehind {
+		return true
+	}
 	w.mu.Lock()
 	want := slices.Clone(w.want)
 	w.mu.Unlock()
-	now := time.Now()
-	list, hidden := make([]processes.Process, 0, len(want)), false
-	for _, pid := range want {
-		// The exit watch comes first: what /proc then says is about the watched process, or a later one of the same PID.
-		exits.watch(pid)
-		p, err := w.reader.Read(pid)
-		switch {
-		case err == nil:
-			list = append(list, p)
-		case errors.Is(err, processes.ErrHidden):
-			hidden = true
-		default:
-			exits.drop(pid)
-		}
+	p := &pass{reader: w.reader, exits: exits, root: w.cfg.Root, want: want, look: w.ticks%lookEvery == 0, avoid: avoid, done: make(chan struct{}), seen: w.look}
+	go p.run()
+	patience := time.NewTimer(w.cfg.Patience)
+	defer patience.Stop()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return true
+	case <-patience.C:
+		w.behind[p.stuck()] = p
+		w.reader = &processes.Reader{Root: w.cfg.Root} // the other one is still in use
+		w.visibility(now, false, emit)
+		return false
 	}
+	w.ticks++
+	w.look = p.seen
 	keep := func(pid int) bool {
 		_, ok := slices.BinarySearch(want, pid)
 		return ok
@@ -124,25 +153,26 @@ func (w *Watcher) tick(exits *exits, emit func(input.Input)) {
 	w.reader.Forget(keep)
 	exits.keep(keep)
 	if !w.empty || len(want) > 0 {
-		emit(input.Input{Time: now.UnixNano(), Processes: &input.Processes{Asked: want, List: list}})
+		emit(input.Input{Time: now.UnixNano(), Processes: &input.Processes{Asked: p.asked, List: p.list}})
 	}
 	w.empty = len(want) == 0
-	w.visibility(now, hidden, emit)
+	w.visibility(now, p.hidden, emit)
+	return true
 }
 
-// lookEvery is the number of ticks after which /proc as a whole is looked at again.
-const lookEvery = 10
-
+// visibility reports what /proc shows, if that changed.
 func (w *Watcher) visibility(now time.Time, hidden bool, emit func(input.Input)) {
-	if w.ticks%lookEvery == 0 {
-		w.look = processes.Look(w.cfg.Root)
-	}
-	w.ticks++
 	v := w.look
 	if v == processes.Visible && hidden {
 		v = processes.Hidden
 	}
-	src := &input.Source{Name: input.SourceProcesses, Up: v == processes.Visible, Reason: v.Reason()}
+	reason := v.Reason()
+	if len(w.behind) > 0 {
+		// The smallest, so that the reason does not change with the order of a map.
+		f := slices.MinFunc(slices.Collect(maps.Keys(w.behind)), func(a, b file) int { return cmp.Or(cmp.Compare(a.pid, b.pid), cmp.Compare(a.name, b.name)) })
+		v, reason = processes.Hangs, fmt.Sprintf("%s (%s/%v)", processes.Hangs.Reason(), w.cfg.Root, f)
+	}
+	src := &input.Source{Name: input.SourceProcesses, Up: v == processes.Visible, Reason: reason}
 	if w.source != nil && w.source.Reason == src.Reason {
 		return
 	}

@@ -3,15 +3,20 @@ package watch
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-exporter/exporter/input"
 )
@@ -256,4 +261,69 @@ func TestVisibility(t *testing.T) {
 	if len(s.sources) != 3 || strings.Count(s.log.String(), "level=WARN") != 2 {
 		t.Errorf("states %+v, log:\n%s", s.sources, s.log.String())
 	}
+}
+
+// TestHangingFile: a command line that does not answer costs that command line and nothing else, and shows as a state until it answers; a
+// process of which not even the state can be read is not taken for one that is gone.
+func TestHangingFile(t *testing.T) {
+	root := t.TempDir()
+	dir := func(pid int) string { return filepath.Join(root, strconv.Itoa(pid)) }
+	put := func(pid int, name string) {
+		text := map[string]string{"stat": strconv.Itoa(pid) + " (job) S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 5 0 0\n", "cgroup": "0::/\n", "cmdline": "job\x00"}[name]
+		if err := errors.Join(os.MkdirAll(dir(pid), 0o755), os.WriteFile(filepath.Join(dir(pid), name), []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, pid := range []int{1, 11, 12, 13} {
+		put(pid, "stat")
+		put(pid, "cgroup")
+		put(pid, "cmdline")
+	}
+	// A pipe that nobody writes to does not open.
+	hang := func(pid int, name string) (answer func()) {
+		path := filepath.Join(dir(pid), name)
+		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := os.Rename(path, path+".old"); err != nil {
+				t.Fatal(err)
+			}
+			put(pid, name)
+			f, err := os.OpenFile(path+".old", os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+		}
+	}
+	answer12, answer13 := hang(12, "cmdline"), hang(13, "stat")
+	w, s := run(t, Config{Root: root, Interval: 20 * time.Millisecond, Patience: 50 * time.Millisecond})
+	w.Want([]int{11, 12, 13, 14})
+	s.wait(t, 3*time.Second, "two of the three, and the one that does not exist asked for", func(p *input.Processes) bool {
+		return len(p.List) == 2 && has(11)(p) && has(12)(p) && slices.Equal(p.Asked, []int{11, 12, 14})
+	})
+	source := func(ok func(input.Source) bool) {
+		t.Helper()
+		s.wait(t, 3*time.Second, "the state of the source", func(*input.Processes) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.sources) > 0 && ok(s.sources[len(s.sources)-1])
+		})
+	}
+	source(func(x input.Source) bool {
+		return !x.Up && strings.HasPrefix(x.Reason, "hangs: ") && strings.Contains(x.Reason, root+"/12/cmdline")
+	})
+	time.Sleep(200 * time.Millisecond) // several ticks
+	s.mu.Lock()
+	if n := strings.Count(s.log.String(), "level=WARN"); n > 2 { // each file once
+		t.Errorf("%d warnings:\n%s", n, s.log.String())
+	}
+	s.mu.Unlock()
+	answer12()
+	answer13()
+	source(func(x input.Source) bool { return x.Up })
+	s.wait(t, 3*time.Second, "everything", func(p *input.Processes) bool {
+		return len(p.List) == 3 && has(13)(p) && p.List[1].Command == "job"
+	})
 }
