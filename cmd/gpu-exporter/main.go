@@ -31,16 +31,23 @@ import (
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/metrics"
+	"gpu-exporter/exporter/page"
 	"gpu-exporter/exporter/recording"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/worker"
 )
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	err := run(os.Args[1:])
+	var exit exitCode
+	if errors.As(err, &exit) {
+		os.Exit(int(exit))
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "gpu-exporter: %v\n", err)
 		var usage usageError
-		if errors.As(err, &usage) {
+		var unseen unseenError
+		if errors.As(err, &usage) || errors.As(err, &unseen) {
 			os.Exit(2)
 		}
 		os.Exit(1)
@@ -50,12 +57,20 @@ func main() {
 // usageError is a wrong flag or an unreadable configuration.
 type usageError struct{ error }
 
+// exitCode ends the program with a code that is an answer, not a failure: nothing is printed.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
 func run(args []string) error {
 	app := kingpin.New("gpu-exporter", "docker stats for GPUs: which container is on which GPU, how hard, and what it holds.")
 	app.HelpFlag.Short('h')
 	app.Version(versioninfo.Print("gpu-exporter"))
+	// The flags of the application say what is watched; each command has its own besides. Without a command it serves.
+	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
+	commands := []command{psCommand(app)}
 	var (
-		path      = app.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
+		path      = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
 		interval  = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
 		program   = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
 		library   = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
@@ -65,15 +80,16 @@ func run(args []string) error {
 		hostIP    = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
 		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
-		include   = app.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
-		exclude   = app.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
-		record    = app.Flag("record", "File to record every input in, for --replay.").String()
-		replay    = app.Flag("replay", "Recording to serve instead of this host: a file, or demo for the built-in one.").String()
+		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
+		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
+		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
+		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()
 		logConfig = &promslog.Config{}
 	)
-	toolkit := kingpinflag.AddFlags(app, ":9400")
+	toolkit := kingpinflag.AddFlags(serving, ":9400")
 	promslogflag.AddFlags(app, logConfig)
-	if _, err := app.Parse(args); err != nil {
+	chosen, err := app.Parse(args)
+	if err != nil {
 		return usageError{err}
 	}
 	logger := promslog.New(logConfig)
@@ -120,9 +136,22 @@ func run(args []string) error {
 			return usageError{fmt.Errorf("--replay: %w", err)}
 		}
 		cfg.Replay = list
+	}
+	for _, c := range commands {
+		if c.name == chosen {
+			return c.run(cfg)
+		}
+	}
+	if *replay != "" {
 		logger.Info("serving a recording, not this host", "recording", *replay)
 	}
 	return serve(cfg, options, *path, toolkit, logger)
+}
+
+// command is what the program does besides serving.
+type command struct {
+	name string
+	run  func(exporter.Config) error
 }
 
 // open reads a recording, the built-in one by the name demo.
@@ -153,6 +182,8 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	mux := http.NewServeMux()
 	mux.Handle(path, promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 16, EnableOpenMetrics: true}))
+	people := page.New(e.Latest)
+	people.Register(mux)
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest()) })
 	if path != "/" {
@@ -168,6 +199,7 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 
 	failed := make(chan error, 2)
 	done := make(chan struct{})
+	go people.Run(ctx)
 	go func() {
 		defer close(done)
 		if err := e.Run(ctx); err != nil {

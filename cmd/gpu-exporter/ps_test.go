@@ -1,0 +1,223 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"gpu-exporter/exporter/history"
+	"gpu-exporter/exporter/view"
+	"gpu-exporter/nvml/fake"
+)
+
+// result is how a command ended.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// ran runs the program to its end.
+func ran(t *testing.T, args ...string) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command(program(t), args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+// oneLine fails unless the command failed with the code and one line that has the text.
+func (r result) oneLine(t *testing.T, code int, text string) {
+	t.Helper()
+	if r.code != code || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, text) {
+		t.Errorf("%+v, want code %d and one line with %q", r, code, text)
+	}
+}
+
+// TestPsReplay: a recording is shown at its busiest moment, the same each time.
+func TestPsReplay(t *testing.T) {
+	const want = `GPU  NAME         UTIL  MAX            MEMORY  MEM%       POWER  TEMP  LIMITED BY  UUID
+  0  NVIDIA H200   98%  99%  6.14GiB / 140GiB  4.4%  524 / 700W   53C  -           GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef
+
+GPU  CONTAINER       CONTAINER ID  IMAGE  PID  UTIL  MAX   MEMORY  MEM%  AGE  COMMAND
+  0  busy            1387765308ae  empty  633   89%  99%   900MiB  0.6%  63s  /opt/torch/.venv/bin/python3 /w/busy.py
+  0  (host)          -             -      761    9%  20%   756MiB  0.5%    -  python3 /tmp/host.py
+  0  hold            52d05af6c921  empty  718    0%   0%  4.51GiB  3.2%  63s  /opt/torch/.venv/bin/python3 /w/hold.py
+  0  (unattributed)  -             -        -     -    -  20.0MiB  0.0%    -  -
+`
+	if r := ran(t, "ps", "--replay=demo"); r.code != 0 || r.stdout != want || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	if r := ran(t, "--replay=demo", "ps", "--sort=mem", "--filter=HOLD"); r.code != 0 || strings.Count(r.stdout, "\n") != 5 || !strings.Contains(r.stdout, "52d05af6c921") {
+		t.Errorf("%+v", r)
+	}
+	if r := ran(t, "ps", "--replay=demo", "--filter=no-such"); r.code != 1 || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestPsURL: ps shows what a running exporter has; its JSON is the exporter's, and adds up.
+func TestPsURL(t *testing.T) {
+	p := start(t, "--replay=demo")
+	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
+	url := "--url=http://" + p.address
+	if r := ran(t, "ps", url); r.code != 0 || !regexp.MustCompile(`(?m)^ +0 +hold +52d05af6c921 +empty +718 .*/w/hold\.py$`).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	r := ran(t, "ps", "--json", url)
+	var v view.Snapshot
+	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 0 {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	var sum uint64
+	for _, w := range v.Workloads {
+		sum += w.Memory.V
+	}
+	if len(v.Devices) != 1 || sum == 0 || sum != v.Devices[0].MemoryUsed.V {
+		t.Errorf("the workloads hold %d: %s", sum, r.stdout)
+	}
+	for until := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Millisecond) { // the history looks twice in a second
+		var h history.View
+		err := json.Unmarshal([]byte(p.get(t, "/api/v1/history?points=60")), &h)
+		if err == nil && len(h.Devices) == 1 && len(h.Devices[0].Power) == 60 && len(h.Containers) == 2 && h.Containers[1].Name == "hold" && h.Containers[1].Memory[59] > 4e9 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("history: %v %+v", err, h)
+		}
+	}
+	for _, points := range []string{"0", "601", "x", "-1"} {
+		answer, err := http.Get("http://" + p.address + "/api/v1/history?points=" + points)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusBadRequest {
+			t.Errorf("points=%s: %s", points, answer.Status)
+		}
+	}
+	p.stop(t)
+}
+
+// TestPsFails: no exporter, something else in its place, and wrong flags are one line and exit code 2.
+func TestPsFails(t *testing.T) {
+	var body string
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if body == "" {
+			http.NotFound(w, r)
+		}
+		w.Write([]byte(body))
+	}))
+	defer other.Close()
+	ran(t, "ps", "--url="+other.URL).oneLine(t, 2, "404 Not Found")
+	body = "<html>\x1b[2J"
+	ran(t, "ps", "--url="+other.URL).oneLine(t, 2, "it is no gpu-exporter")
+	ran(t, "ps", "--url=http://127.0.0.1:1").oneLine(t, 2, "no exporter answers at http://127.0.0.1:1")
+	ran(t, "ps", "--url=nonsense").oneLine(t, 2, "not of the form")
+	ran(t, "ps", "--url="+other.URL, "--replay=demo").oneLine(t, 2, "exclude each other")
+	ran(t, "ps", "--http.config.file=/no/such").oneLine(t, 2, "no such file")
+	ran(t, "ps", "--sort=size").oneLine(t, 2, "gpu,util,max,mem")
+	none := filepath.Join(t.TempDir(), "none")
+	ran(t, "ps", "--nvml.library="+none, "--docker.host=unix://"+none).oneLine(t, 2, "this host cannot be sampled: ")
+}
+
+// TestPsIdle: GPUs on which nothing runs are exit code 1, and the table is there.
+func TestPsIdle(t *testing.T) {
+	r := ran(t, psHost(t, fake.Scenario{GPUs: []fake.GPU{fake.H200(0)}})...)
+	if r.code != 1 || !strings.Contains(r.stdout, "NVIDIA H200") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestPsSamples: without an exporter ps samples the host itself.
+func TestPsSamples(t *testing.T) {
+	gpu, pid := fake.H200(0), sleeper(t)
+	hold(&gpu, 500*mib, fake.Process{PID: pid, Memory: 2 * gib})
+	gpu.Busy = []fake.Busy{{PID: pid, SM: 80, Memory: 30}}
+	r := ran(t, psHost(t, fake.Scenario{GPUs: []fake.GPU{gpu}})...)
+	if r.code != 0 || !regexp.MustCompile(fmt.Sprintf(`(?m)^ +0 +\(host\) +- +- +%d +80%% +80%% +2\.00GiB +1\.4%% +- +sleep 600$`, pid)).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	if !strings.HasPrefix(r.stderr, "gpu-exporter: docker is down: ") || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+}
+
+// psHost returns the arguments of a ps that samples a simulated host without Docker.
+func psHost(t *testing.T, s fake.Scenario) []string {
+	t.Helper()
+	return []string{"ps", "--nvml.library=" + fake.Install(t, s).Library, "--docker.host=unix://" + filepath.Join(t.TempDir(), "none"), "--nvml.interval=200ms"}
+}
+
+// TestPsAuth: TLS and basic auth by the configuration file that Prometheus takes.
+func TestPsAuth(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	server := write("web.yml", "basic_auth_users:\n  user: $2a$04$Njl2obcqtcFxfocY9Sr4dOukQMbrTNivD3gXi2GpStdsXrWwWVG5e\n")
+	client := write("client.yml", "basic_auth:\n  username: user\n  password: pass\n")
+	p := start(t, "--replay=demo", "--web.config.file="+server)
+	url := "--url=http://" + p.address
+	ran(t, "ps", url).oneLine(t, 2, "401 Unauthorized")
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		r := ran(t, "ps", url, "--http.config.file="+client)
+		if r.code == 0 && strings.Contains(r.stdout, "hold") {
+			break
+		}
+		if r.code == 2 || time.Now().After(until) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	// A password in the address is never repeated.
+	ran(t, "ps", "--url=http://user:secret@"+p.address).oneLine(t, 2, "user:xxxxx@")
+	p.stop(t)
+}
+
+// TestPsHostile: an exporter that lies cannot act on the terminal, neither by the table nor by JSON.
+func TestPsHostile(t *testing.T) {
+	const bad = "\x1b[2J\x1b]0;owned\x07\u009b31m\u202e\U000E0001\r\n"
+	text, err := json.Marshal(view.Snapshot{Sources: []view.Source{{Name: bad, Reason: bad}}, Devices: []view.Device{{UUID: bad, State: bad, Name: bad, Reason: bad}},
+		Workloads: []view.Workload{{PID: 1, ContainerID: bad, ContainerName: bad, Image: bad, Command: bad, GPUUUID: bad, ProcessName: bad}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(text) }))
+	defer server.Close()
+	for _, args := range [][]string{{"ps"}, {"ps", "--json"}} {
+		r := ran(t, append(args, "--url="+server.URL)...)
+		if r.code != 0 || r.stdout == "" {
+			t.Fatalf("%+v", r)
+		}
+		for _, c := range r.stdout + r.stderr {
+			if c != '\n' && !unicode.IsGraphic(c) {
+				t.Fatalf("%v: %U in %q", args, c, r.stdout+r.stderr)
+			}
+		}
+		if len(args) > 1 {
+			var back view.Snapshot
+			if err := json.Unmarshal([]byte(r.stdout), &back); err != nil || back.Workloads[0].ContainerName != bad {
+				t.Errorf("the JSON says %q, %v", back.Workloads[0].ContainerName, err)
+			}
+		}
+	}
+}

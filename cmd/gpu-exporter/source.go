@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kingpin/v2"
+	"github.com/prometheus/common/config"
+
+	"gpu-exporter/exporter"
+	"gpu-exporter/exporter/containers"
+	"gpu-exporter/exporter/input"
+	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/view"
+)
+
+// unseenError says that the host's GPUs cannot be seen at all, which is not the same as that nothing runs on them.
+type unseenError struct{ error }
+
+// source is where ps and top read: a running exporter, or an exporter of their own in this process.
+type source struct {
+	remote *remote
+	local  *exporter.Exporter
+}
+
+// sourceFlags are the flags that name a running exporter.
+type sourceFlags struct {
+	url, config *string
+	named       bool // by the user
+}
+
+const defaultURL = "http://127.0.0.1:9400"
+
+func addSourceFlags(c *kingpin.CmdClause) *sourceFlags {
+	f := &sourceFlags{}
+	f.url = c.Flag("url", "A running exporter to read. When none answers at the default, this host is sampled.").Default(defaultURL).IsSetByUser(&f.named).String()
+	f.config = c.Flag("http.config.file", "HTTP client configuration for --url, as Prometheus has it: TLS, basic auth.").String()
+	return f
+}
+
+// open finds the source: the recording of cfg, the running exporter, or this host. What it starts ends with ctx.
+func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, error) {
+	if cfg.Replay != nil && f.named {
+		return nil, usageError{errors.New("--url and --replay exclude each other")}
+	}
+	r, err := newRemote(*f.url, *f.config)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if cfg.Replay == nil {
+		err := r.get(ctx, "api/v1/snapshot", &view.Snapshot{})
+		if err == nil {
+			return &source{remote: r}, nil
+		}
+		var refused *net.OpError
+		if f.named || !errors.As(err, &refused) {
+			return nil, unseenError{err}
+		}
+	}
+	cfg.Logger = slog.New(slog.DiscardHandler) // the states of the sources are shown instead
+	cfg.Worker.Logger, cfg.Docker.Logger = cfg.Logger, cfg.Logger
+	e := exporter.New(cfg)
+	go e.Run(ctx) // it fails only in opening a file to record in, and there is none
+	return &source{local: e}, nil
+}
+
+// snapshot returns what the source has now.
+func (s *source) snapshot(ctx context.Context) (*view.Snapshot, error) {
+	if s.remote == nil {
+		return view.New(s.local.Latest()), nil
+	}
+	v := &view.Snapshot{}
+	return v, s.remote.get(ctx, "api/v1/snapshot", v)
+}
+
+// settleTime is after how long a host that is sampled from scratch has its first means of processes.
+const settleTime = 3 * time.Second
+
+// settled waits until a local source has something to show.
+func (s *source) settled(ctx context.Context) error {
+	if s.remote != nil {
+		return nil
+	}
+	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+		if nvml, ok := s.local.Latest().Sources[input.SourceNVML]; ok && !nvml.Up && nvml.Reason != "starting" {
+			break
+		}
+	}
+	nvml := s.local.Latest().Sources[input.SourceNVML]
+	if !nvml.Up {
+		return unseenError{fmt.Errorf("no exporter answers at %s, and this host cannot be sampled: %s", defaultURL, containers.Clean(nvml.Reason, 300))}
+	}
+	return nil
+}
+
+// busiest returns the last of a recording's moments, one per second, with the most processes.
+func busiest(cfg exporter.Config) *view.Snapshot {
+	b := snapshot.NewBuilder(cfg.Snapshot)
+	best, most := b.Snapshot(time.Unix(0, cfg.Replay[0].Time)), 0
+	var next time.Time
+	for _, in := range cfg.Replay {
+		b.Apply(in)
+		at := time.Unix(0, in.Time)
+		if at.Before(next) {
+			continue
+		}
+		next = at.Add(time.Second)
+		s, n := b.Snapshot(at), 0
+		for i := range s.Workloads {
+			if w := &s.Workloads[i]; w.Alive && w.PID != 0 && w.Utilization.OK {
+				n++
+			}
+		}
+		if n >= most {
+			best, most = s, n
+		}
+	}
+	return view.New(best)
+}
+
+// remote is a running exporter.
+type remote struct {
+	base   *url.URL
+	client *http.Client
+}
+
+func newRemote(address, file string) (*remote, error) {
+	base, err := url.Parse(address)
+	if err != nil || (base.Scheme != "http" && base.Scheme != "https") || base.Host == "" {
+		return nil, fmt.Errorf("--url: %q is not of the form http://HOST:PORT", containers.Clean(address, 100))
+	}
+	if !strings.HasSuffix(base.Path, "/") {
+		base.Path += "/"
+	}
+	var c config.HTTPClientConfig
+	if file != "" {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("--http.config.file: %w", err)
+		}
+		loaded, err := config.LoadHTTPConfig(string(b))
+		if err != nil {
+			return nil, fmt.Errorf("--http.config.file: %w", err)
+		}
+		c = *loaded
+	}
+	client, err := config.NewClientFromConfig(c, "gpu-exporter")
+	if err != nil {
+		return nil, fmt.Errorf("--http.config.file: %w", err)
+	}
+	client.Timeout = 5 * time.Second
+	return &remote{base: base, client: client}, nil
+}
+
+// maxAnswer bounds what is read of an exporter's answer.
+const maxAnswer = 64 << 20
+
+// get reads a path of the exporter into a view.
+func (r *remote) get(ctx context.Context, path string, into any) error {
+	at := strings.TrimSuffix(r.base.Redacted(), "/")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base.JoinPath(path).String(), nil)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", at, err)
+	}
+	answer, err := r.client.Do(request)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // without the address again
+		}
+		return fmt.Errorf("no exporter answers at %s: %w", at, err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("reading %s: %s", at, containers.Clean(answer.Status, 100))
+	}
+	b, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", at, err)
+	}
+	if err := json.NewDecoder(bytes.NewReader(b)).Decode(into); err != nil {
+		return fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %w", at, err)
+	}
+	return nil
+}

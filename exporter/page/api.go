@@ -1,0 +1,98 @@
+// Package page serves the snapshot to people and their programs: JSON under /api/v1, and the live page.
+package page
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"gpu-exporter/exporter/history"
+	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/view"
+)
+
+// Server keeps the history of what latest returns, and answers requests.
+type Server struct {
+	latest  func() *snapshot.Snapshot
+	history *history.History
+
+	mu   sync.Mutex
+	made *snapshot.Snapshot // of which text is the JSON
+	text []byte
+}
+
+// New returns a server of the snapshots that latest returns; it must not return nil. Without Run it has no history.
+func New(latest func() *snapshot.Snapshot) *Server {
+	return &Server{latest: latest, history: history.New()}
+}
+
+// Run keeps the history until ctx ends.
+func (s *Server) Run(ctx context.Context) {
+	// Snapshots come once in a second, not at its beginning: looking twice in it misses none.
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	var added *snapshot.Snapshot
+	for {
+		if now := s.latest(); now != added {
+			added = now
+			s.history.Add(view.New(now))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Register adds the server's paths to a mux.
+func (s *Server) Register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /api/v1/snapshot", func(w http.ResponseWriter, _ *http.Request) {
+		b, err := s.snapshot()
+		answer(w, b, err)
+	})
+	mux.HandleFunc("GET /api/v1/history", func(w http.ResponseWriter, r *http.Request) {
+		points := history.Points
+		if text := r.URL.Query().Get("points"); text != "" {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 || n > history.Points {
+				http.Error(w, "points must be 1 to "+strconv.Itoa(history.Points), http.StatusBadRequest)
+				return
+			}
+			points = n
+		}
+		b, err := json.Marshal(s.history.View(points))
+		answer(w, b, err)
+	})
+}
+
+// snapshot returns the latest snapshot as JSON, made once for all who ask.
+func (s *Server) snapshot() ([]byte, error) {
+	now := s.latest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.made != now {
+		b, err := json.Marshal(view.New(now))
+		if err != nil {
+			return nil, err
+		}
+		s.made, s.text = now, b
+	}
+	return s.text, nil
+}
+
+func answer(w http.ResponseWriter, b []byte, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.Write(b)
+	w.Write([]byte{'\n'})
+}

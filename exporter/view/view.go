@@ -1,0 +1,213 @@
+// Package view is the snapshot as people's programs read it: plain structs with stable JSON names. The page, `gpu-exporter ps` and
+// `gpu-exporter top` read nothing else. A field that is absent was not read or is not supported; absent is never zero.
+package view
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/nvml/frame"
+)
+
+// Number is a figure that may be absent.
+type Number = frame.Opt[float64]
+
+// Bytes is a size that may be absent.
+type Bytes = frame.Opt[uint64]
+
+// Snapshot is a host at one moment.
+type Snapshot struct {
+	Time       time.Time   `json:"time"`
+	Host       Host        `json:"host"`
+	Driver     Driver      `json:"driver"`
+	Sources    []Source    `json:"sources"`
+	Devices    []Device    `json:"devices"`
+	Workloads  []Workload  `json:"workloads"`
+	Containers []Container `json:"containers"`
+}
+
+// Host is where the exporter runs.
+type Host struct {
+	Name   string `json:"name,omitempty"`
+	IP     string `json:"ip,omitempty"`
+	Kernel string `json:"kernel,omitempty"`
+}
+
+// Driver has the versions of the driver and its library.
+type Driver struct {
+	Version     string `json:"version,omitempty"`
+	NVMLVersion string `json:"nvml_version,omitempty"`
+	CUDAVersion string `json:"cuda_version,omitempty"`
+}
+
+// Source is where facts come from, such as nvml or docker.
+type Source struct {
+	Name   string `json:"name"`
+	Up     bool   `json:"up"`
+	Reason string `json:"reason,omitempty"` // why it is down
+}
+
+// Device is one GPU.
+type Device struct {
+	Index    int    `json:"index"` // NVML's
+	UUID     string `json:"uuid"`
+	Name     string `json:"name,omitempty"`
+	PCIBusID string `json:"pci_bus_id,omitempty"`
+	State    string `json:"state"`            // ok, lost, asleep, hung or error
+	Reason   string `json:"reason,omitempty"` // why it is not ok
+
+	Utilization       Number             `json:"utilization_percent,omitzero"`
+	MaxUtilization    Number             `json:"utilization_max_percent,omitzero"` // highest sample of the window
+	MemoryBandwidth   Number             `json:"memory_bandwidth_percent,omitzero"`
+	MemoryUsed        Bytes              `json:"memory_used_bytes,omitzero"`
+	MemoryFree        Bytes              `json:"memory_free_bytes,omitzero"`
+	MemoryReserved    Bytes              `json:"memory_reserved_bytes,omitzero"`
+	MemoryTotal       Bytes              `json:"memory_total_bytes,omitzero"`
+	Temperature       Number             `json:"temperature_celsius,omitzero"`
+	MemoryTemperature Number             `json:"memory_temperature_celsius,omitzero"`
+	Power             Number             `json:"power_watts,omitzero"`
+	PowerLimit        Number             `json:"power_limit_watts,omitzero"`
+	Energy            Number             `json:"energy_joules_total,omitzero"`
+	Clocks            map[string]int     `json:"clocks_hertz,omitempty"`           // by domain
+	Throttle          []string           `json:"throttle_reasons,omitempty"`       // those that hold now, gpu_idle included
+	ThrottleSeconds   map[string]float64 `json:"throttle_seconds_total,omitempty"` // by reason, since the exporter started
+	PCIeRX            Number             `json:"pcie_host_to_device_bytes_total,omitzero"`
+	PCIeTX            Number             `json:"pcie_device_to_host_bytes_total,omitzero"`
+	Ratios            map[string]float64 `json:"ratios,omitempty"`     // 0 to 1: sm_active, tensor_active, dram_active, …
+	ECC               map[string]uint64  `json:"ecc_errors,omitempty"` // by type and severity, such as volatile/uncorrected
+	Xids              []Xid              `json:"xids,omitempty"`
+}
+
+// Xid is one kind of error report of the driver since the exporter started.
+type Xid struct {
+	Xid   uint64    `json:"xid"`
+	Count uint64    `json:"count"`
+	Last  time.Time `json:"last"`
+}
+
+// Workload is one process on one GPU. The one without a PID is what no process of the GPU accounts for.
+type Workload struct {
+	GPU           int    `json:"gpu"` // index of the device
+	GPUUUID       string `json:"gpu_uuid"`
+	PID           int    `json:"pid,omitempty"`          // on the host
+	ContainerID   string `json:"container_id,omitempty"` // full; empty: outside any container
+	ContainerName string `json:"container_name,omitempty"`
+	Image         string `json:"image,omitempty"`
+	ProcessName   string `json:"process_name,omitempty"`
+	Command       string `json:"command,omitempty"`
+
+	Memory          Bytes  `json:"memory_used_bytes,omitzero"`
+	Utilization     Number `json:"utilization_percent,omitzero"`     // SM time
+	MaxUtilization  Number `json:"utilization_max_percent,omitzero"` // highest sample of the window
+	MemoryBandwidth Number `json:"memory_bandwidth_percent,omitzero"`
+	Encoder         Number `json:"encoder_percent,omitzero"`
+	Decoder         Number `json:"decoder_percent,omitzero"`
+	Busy            Number `json:"busy_seconds_total,omitzero"` // SM time since first seen
+	CPU             Number `json:"cpu_seconds_total,omitzero"`
+}
+
+// Container is a running container that asked for a GPU or has a process on one.
+type Container struct {
+	ID        string         `json:"id"` // full
+	Name      string         `json:"name,omitempty"`
+	Image     string         `json:"image,omitempty"`
+	Runtime   string         `json:"runtime,omitempty"`
+	Project   string         `json:"compose_project,omitempty"`
+	Service   string         `json:"compose_service,omitempty"`
+	Pod       string         `json:"pod,omitempty"`
+	Namespace string         `json:"namespace,omitempty"`
+	PID       int            `json:"pid,omitempty"` // of its first process, on the host
+	Started   time.Time      `json:"started,omitzero"`
+	Request   string         `json:"gpu_request,omitempty"` // what it asked for
+	Assigned  []Assignment   `json:"assigned,omitempty"`    // what it may use
+	Processes map[string]int `json:"processes,omitempty"`   // processes by UUID of the GPU
+
+	// Sums over its processes. Two GPUs fully used are 200 percent.
+	Utilization Number `json:"utilization_percent,omitzero"`
+	Memory      Bytes  `json:"memory_used_bytes,omitzero"`
+}
+
+// Assignment is a GPU that a container may use.
+type Assignment struct {
+	GPUUUID string `json:"gpu_uuid"`
+	MIG     string `json:"mig_uuid,omitempty"` // empty: the whole GPU
+	Source  string `json:"source"`             // device_requests, cdi, env or device_node
+}
+
+// New returns the view of a snapshot. Processes that are gone and linger for their counters are not in it.
+func New(s *snapshot.Snapshot) *Snapshot {
+	v := &Snapshot{Time: s.Time, Host: Host{Name: s.Host.Name, IP: s.Host.IP, Kernel: s.Host.KernelVersion},
+		Driver:  Driver{Version: s.Library.DriverVersion, NVMLVersion: s.Library.NVMLVersion, CUDAVersion: s.Library.CUDAVersion},
+		Sources: []Source{}, Devices: []Device{}, Workloads: []Workload{}, Containers: []Container{}}
+	for _, name := range slices.Sorted(maps.Keys(s.Sources)) {
+		src := s.Sources[name]
+		v.Sources = append(v.Sources, Source{Name: name, Up: src.Up, Reason: src.Reason})
+	}
+	for i := range s.Devices {
+		v.Devices = append(v.Devices, device(&s.Devices[i]))
+	}
+	for i := range s.Workloads {
+		if w := &s.Workloads[i]; w.Alive {
+			v.Workloads = append(v.Workloads, workload(w, &s.Devices[w.Device]))
+		}
+	}
+	for i := range s.Containers {
+		v.Containers = append(v.Containers, container(&s.Containers[i], v.Workloads))
+	}
+	return v
+}
+
+func device(d *snapshot.Device) Device {
+	v := Device{Index: d.Index, UUID: d.UUID, Name: d.Info.Name, PCIBusID: d.Info.PCIBusID, State: string(d.State), Reason: d.Reason,
+		MaxUtilization: d.MaxUtilization, Energy: d.Energy, ThrottleSeconds: d.Throttled, PCIeRX: number(d.PCIeRX), PCIeTX: number(d.PCIeTX)}
+	for _, x := range slices.Sorted(maps.Keys(d.Xids)) {
+		v.Xids = append(v.Xids, Xid{Xid: x, Count: d.Xids[x].Count, Last: d.Xids[x].Last})
+	}
+	if l := d.Load; l != nil {
+		v.Utilization, v.MemoryBandwidth = l.Utilization, l.MemoryBandwidth
+		v.MemoryUsed, v.MemoryFree, v.MemoryReserved, v.MemoryTotal = l.MemoryUsed, l.MemoryFree, l.MemoryReserved, l.MemoryTotal
+		v.Temperature, v.MemoryTemperature, v.Power, v.PowerLimit, v.Clocks = l.Temperature, l.MemoryTemp, l.Power, l.PowerLimit, l.Clocks
+		for reason, on := range snapshot.ThrottleReasons(l.Throttle.V) {
+			if on {
+				v.Throttle = append(v.Throttle, reason)
+			}
+		}
+		slices.Sort(v.Throttle)
+	}
+	if d.GPM != nil {
+		v.Ratios = d.GPM.Ratio
+	}
+	if d.Health != nil {
+		v.ECC = d.Health.ECC
+	}
+	return v
+}
+
+func number[T uint64 | float64](o frame.Opt[T]) Number { return Number{V: float64(o.V), OK: o.OK} }
+
+func workload(w *snapshot.Workload, d *snapshot.Device) Workload {
+	return Workload{GPU: d.Index, GPUUUID: d.UUID, PID: w.PID, ContainerID: w.Container.ID, ContainerName: w.Container.Name, Image: w.Container.Image,
+		ProcessName: w.Comm, Command: w.Command, Memory: w.Memory, Utilization: w.Utilization, MaxUtilization: w.MaxUtilization,
+		MemoryBandwidth: w.MemoryBW, Encoder: w.Encoder, Decoder: w.Decoder, Busy: w.Busy, CPU: w.CPU}
+}
+
+func container(c *snapshot.Container, ws []Workload) Container {
+	v := Container{ID: c.ID, Name: c.Name, Image: c.Image, Runtime: c.Runtime, Project: c.Project, Service: c.Service, Pod: c.Pod,
+		Namespace: c.Namespace, PID: c.PID, Started: c.Started, Request: c.RequestText(), Processes: c.Processes}
+	for _, a := range c.Assigned {
+		v.Assigned = append(v.Assigned, Assignment{GPUUUID: a.UUID, MIG: a.MIG, Source: string(a.Source)})
+	}
+	for i := range ws {
+		if ws[i].ContainerID == c.ID {
+			v.Utilization, v.Memory = Sum(v.Utilization, ws[i].Utilization), Sum(v.Memory, ws[i].Memory)
+		}
+	}
+	return v
+}
+
+// Sum adds up what is present; it is absent when both are.
+func Sum[T uint64 | float64](a, b frame.Opt[T]) frame.Opt[T] {
+	return frame.Opt[T]{V: a.V + b.V, OK: a.OK || b.OK}
+}
