@@ -215,13 +215,8 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
 	if c.calls != nil {
 		for _, call := range s.Calls {
-			buckets := make(map[float64]uint64, len(frame.CallBuckets))
-			var sum uint64
-			for i, le := range frame.CallBuckets {
-				sum += call.Buckets[i]
-				buckets[le] = sum
-			}
-			out <- prometheus.MustNewConstHistogram(c.calls, call.Count, call.Seconds, buckets, call.Name)
+			// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
+			out <- prometheus.MustNewConstSummary(c.calls, call.Count, call.Seconds, nil, call.Name)
 		}
 	}
 }
@@ -267,7 +262,6 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 		opt(e, "gpu_device_memory_used_bytes", r.MemoryUsed, l()...)
 		opt(e, "gpu_device_memory_free_bytes", r.MemoryFree, l()...)
 		opt(e, "gpu_device_memory_reserved_bytes", r.MemoryReserved, l()...)
-		opt(e, "gpu_bar1_memory_used_bytes", r.BAR1Used, l()...)
 		opt(e, "gpu_temperature_celsius", r.Temperature, l()...)
 		opt(e, "gpu_memory_temperature_celsius", r.MemoryTemp, l()...)
 		opt(e, "gpu_power_usage_watts", r.Power, l()...)
@@ -287,6 +281,7 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 		}
 	}
 	if h := d.Health; h != nil {
+		opt(e, "gpu_bar1_memory_used_bytes", h.BAR1Used, l()...)
 		for k, n := range h.ECC {
 			typ, severity, _ := strings.Cut(k, "/")
 			e.put("gpu_ecc_errors", float64(n), l(typ, severity)...)

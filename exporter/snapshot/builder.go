@@ -201,7 +201,9 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 		}
 	}
 	if f.Samples != nil {
-		d.samplesPeriod, d.samplesAt = period(d.samplesAt, now), now
+		if f.Samples.ProcessUntil > 0 {
+			d.samplesPeriod, d.samplesAt = period(d.samplesAt, now), now
+		}
 		b.samples(now, d, f.Samples)
 	}
 	for _, p := range d.list {

@@ -140,7 +140,6 @@ type Load struct {
 	MemoryFree      Opt[uint64]    `json:"memory_free,omitzero"`      // bytes
 	MemoryTotal     Opt[uint64]    `json:"memory_total,omitzero"`     // bytes
 	MemoryReserved  Opt[uint64]    `json:"memory_reserved,omitzero"`  // bytes
-	BAR1Used        Opt[uint64]    `json:"bar1_used,omitzero"`        // bytes
 	Temperature     Opt[float64]   `json:"temperature,omitzero"`      // °C, GPU sensor
 	MemoryTemp      Opt[float64]   `json:"memory_temp,omitzero"`      // °C, field 82
 	Power           Opt[float64]   `json:"power,omitzero"`            // W
@@ -211,6 +210,7 @@ type Health struct {
 	PCIeWidth       Opt[int]           `json:"pcie_width,omitzero"`        // lanes, now
 	PCIeReplays     Opt[uint64]        `json:"pcie_replays,omitzero"`      //
 	EncoderSessions Opt[int]           `json:"encoder_sessions,omitzero"`  //
+	BAR1Used        Opt[uint64]        `json:"bar1_used,omitzero"`         // bytes
 }
 
 // PCIe is the device's traffic since the previous PCIe reading, in bytes, already unwrapped by the worker.

@@ -25,7 +25,7 @@ type device struct {
 	down     frame.State // why dev is nil
 	why      string
 
-	samplesAt, energyAt, healthAt, gpmAt, infoAt, callsAt time.Time
+	processAt, utilAt, powerAt, energyAt, healthAt, gpmAt, infoAt, callsAt time.Time
 
 	refused map[string]time.Time // calls to leave alone, and until when
 	failed  error                // this tick: an error that concerns the whole device
@@ -175,7 +175,7 @@ func (d *device) rest(now time.Time, out *frame.Device) {
 		out.Info = d.info()
 		d.migOn = out.Info.MIGMode.V
 	}
-	if d.failed == nil && due(now, &d.samplesAt, cfg.Samples) {
+	if d.failed == nil {
 		out.Samples = d.samples(now)
 	}
 	if d.failed == nil && due(now, &d.energyAt, cfg.Energy) {

@@ -107,6 +107,7 @@ func (d *device) health() *frame.Health {
 	if r := read(d, "pcie_link", func() ([2]int, error) { return pair(d.dev.GetPcieLink()) }); r.OK {
 		h.PCIeGen, h.PCIeWidth = frame.Some(r.V[0]), frame.Some(r.V[1])
 	}
+	h.BAR1Used = read(d, "bar1", func() (uint64, error) { used, _, err := d.dev.GetBAR1MemoryInfo(); return used, err })
 	h.PCIeReplays = read(d, "pcie_replays", d.dev.GetPcieReplayCounter)
 	h.EncoderSessions = read(d, "encoder_sessions", d.dev.GetEncoderSessions)
 	return h

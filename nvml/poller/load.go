@@ -32,11 +32,6 @@ func (d *device) load() *frame.Load {
 			l.Utilization, l.MemoryBandwidth = frame.Some(gpu), frame.Some(mem)
 		}
 	}
-	if d.may("bar1") {
-		if used, _, err := d.dev.GetBAR1MemoryInfo(); d.ok("bar1", err) {
-			l.BAR1Used = frame.Some(used)
-		}
-	}
 	l.Temperature = read(d, "temperature", d.dev.GetTemperature)
 	l.MemoryTemp = read(d, "memory_temperature", d.dev.GetMemoryTemperature)
 	l.Power = read(d, "power", d.dev.GetPowerUsage)

@@ -24,10 +24,12 @@ import (
 // Config says how often to read what. Zero values take the defaults named.
 type Config struct {
 	Interval time.Duration // load and process list; 1 s
-	Samples  time.Duration // sample rings and process samples; 2 s. The power ring holds 2.4 s.
+	Samples  time.Duration // process samples; 3 s. The driver keeps many seconds of them.
+	Power    time.Duration // power samples; 2 s. The ring holds 2.4 s.
+	Util     time.Duration // the device's utilisation samples; 10 s. The ring holds 14 s.
 	Energy   time.Duration // 10 s
 	Health   time.Duration // health, NVLink and the list of MIG devices; 10 s
-	GPM      time.Duration // 2 s
+	GPM      time.Duration // 5 s
 	FastGPM  time.Duration // period of short GPM readings of SM activity, such as 100 ms; none
 	Info     time.Duration // 5 min
 	Deadline time.Duration // a device that has not come back after this is reported as hung; 5 s
@@ -48,8 +50,9 @@ func (c Config) withDefaults() Config {
 	for _, d := range []struct {
 		v *time.Duration
 		d time.Duration
-	}{{&c.Interval, time.Second}, {&c.Samples, 2 * time.Second}, {&c.Energy, 10 * time.Second}, {&c.Health, 10 * time.Second},
-		{&c.GPM, 2 * time.Second}, {&c.Info, 5 * time.Minute}, {&c.Deadline, 5 * time.Second}} {
+	}{{&c.Interval, time.Second}, {&c.Samples, 3 * time.Second}, {&c.Power, 2 * time.Second}, {&c.Util, 10 * time.Second},
+		{&c.Energy, 10 * time.Second}, {&c.Health, 10 * time.Second},
+		{&c.GPM, 5 * time.Second}, {&c.Info, 5 * time.Minute}, {&c.Deadline, 5 * time.Second}} {
 		if *d.v <= 0 {
 			*d.v = d.d
 		}

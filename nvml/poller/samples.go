@@ -34,8 +34,13 @@ const (
 	ahead = time.Second
 )
 
-// samples empties the driver's rings since the last time, each by its own last timestamp, so that every sample is delivered exactly once.
+// samples empties those of the driver's rings that are due since the last time, each by its own last timestamp, so that every sample is delivered exactly once.
 func (d *device) samples(now time.Time) *frame.Samples {
+	cfg := &d.p.cfg
+	processDue, utilDue, powerDue := due(now, &d.processAt, cfg.Samples), due(now, &d.utilAt, cfg.Util), due(now, &d.powerAt, cfg.Power)
+	if !processDue && !utilDue && !powerDue {
+		return nil
+	}
 	r, s := &d.rings, &d.out.samples
 	*s = frame.Samples{Process: s.Process[:0], Utilization: s.Utilization[:0], Power: s.Power[:0]}
 	t := now.UnixMicro()
@@ -50,7 +55,7 @@ func (d *device) samples(now time.Time) *frame.Samples {
 			*last = t - d.p.cfg.Samples.Microseconds()
 		}
 	}
-	if d.may("process_utilization") {
+	if processDue && d.may("process_utilization") {
 		list, err := d.dev.GetProcessUtilization(r.putil[:0], r.process)
 		if d.ok("process_utilization", err) {
 			r.putil = list
@@ -60,8 +65,12 @@ func (d *device) samples(now time.Time) *frame.Samples {
 			s.ProcessUntil = r.covered
 		}
 	}
-	s.Utilization = d.ring(s.Utilization, "samples_utilization", nvml.SamplesUtilization, &r.util, future)
-	s.Power = d.ring(s.Power, "samples_power", nvml.SamplesPower, &r.power, future)
+	if utilDue {
+		s.Utilization = d.ring(s.Utilization, "samples_utilization", nvml.SamplesUtilization, &r.util, future)
+	}
+	if powerDue {
+		s.Power = d.ring(s.Power, "samples_power", nvml.SamplesPower, &r.power, future)
+	}
 	return s
 }
 
