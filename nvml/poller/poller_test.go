@@ -49,7 +49,7 @@ func TestReadings(t *testing.T) {
 		}
 		if d.PCIe != nil {
 			pcie = true
-			if want := (frame.PCIe{Source: "gpm", Window: int64(2 * time.Second), RX: frame.Some[uint64](1000 << 20), TX: frame.Some[uint64](500 << 20)}); *d.PCIe != want {
+			if want := (frame.PCIe{Source: "gpm", Window: int64(5 * time.Second), RX: frame.Some[uint64](1000 << 20), TX: frame.Some[uint64](500 << 20)}); *d.PCIe != want {
 				t.Errorf("PCIe %+v, want %+v", d.PCIe, want)
 			}
 		}
