@@ -12,18 +12,27 @@ typedef __u64 u64;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+// How many causes of loss a program tells apart.
+#ifndef LOST_CAUSES
+#define LOST_CAUSES 1
+#endif
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, LOST_CAUSES);
 	__type(key, u32);
 	__type(value, u64);
 } lost SEC(".maps");
 
-static __always_inline void count_lost(void)
+static __always_inline void count_lost_by(u32 cause)
 {
-	u32 zero = 0;
-	u64 *n = bpf_map_lookup_elem(&lost, &zero);
+	u64 *n = bpf_map_lookup_elem(&lost, &cause);
 
 	if (n)
 		__sync_fetch_and_add(n, 1);
+}
+
+static __always_inline void count_lost(void)
+{
+	count_lost_by(0);
 }

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -28,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-exporter/nvml"
+	"gpu-exporter/tracer/tracefs"
 )
 
 func main() {
@@ -188,40 +188,22 @@ func deviceMajors(extra string) ([]uint32, error) {
 	return majors, nil
 }
 
-// attach puts the programs on the ioctl system call. Where tracefs is not mounted it is mounted for one thread of this process only.
-func attach(objects *recordObjects) ([]link.Link, error) {
-	type result struct {
-		links []link.Link
-		err   error
-	}
-	done := make(chan result)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its mount namespace
-		var r result
-		if _, err := os.Stat("/sys/kernel/tracing/events"); err != nil {
-			r.err = errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-				unix.Mount("tracefs", "/sys/kernel/tracing", "tracefs", 0, ""))
-			if r.err != nil {
-				r.err = fmt.Errorf("mounting tracefs: %w", r.err)
-				done <- r
-				return
-			}
-		}
+// attach puts the programs on the ioctl system call.
+func attach(objects *recordObjects) (links []link.Link, err error) {
+	err = tracefs.Do(func() error {
 		leave, err := link.Tracepoint("syscalls", "sys_exit_ioctl", objects.Leave, nil)
-		if err == nil {
-			r.links = append(r.links, leave)
-			var enter link.Link
-			if enter, err = link.Tracepoint("syscalls", "sys_enter_ioctl", objects.Enter, nil); err == nil {
-				r.links = append(r.links, enter)
-			}
-		}
 		if err != nil {
-			r.err = fmt.Errorf("attaching: %w", err)
+			return fmt.Errorf("attaching: %w", err)
 		}
-		done <- r
-	}()
-	r := <-done
-	return r.links, r.err
+		links = append(links, leave)
+		enter, err := link.Tracepoint("syscalls", "sys_enter_ioctl", objects.Enter, nil)
+		if err != nil {
+			return fmt.Errorf("attaching: %w", err)
+		}
+		links = append(links, enter)
+		return nil
+	})
+	return links, err
 }
 
 // checkpoint is a line of NAME.nvml.jsonl.

@@ -1,0 +1,385 @@
+package tracer
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"gpu-exporter/tracer/abi"
+	"gpu-exporter/tracer/activity"
+)
+
+// group is one control group as the kernel side tells them apart, by id.
+type group struct {
+	path string
+	gone time.Time // since when it does not exist; zero: it does
+}
+
+// counts is what the processes of the groups of one path did.
+type counts struct {
+	started  uint64
+	exited   map[string]uint64
+	opens    map[openKey]uint64
+	calls    map[string]*callSum
+	failures map[string]uint64
+	launches uint64
+}
+
+type openKey struct{ node, result string }
+
+type callSum struct {
+	count, ns uint64
+	errors    map[string]uint64
+	buckets   [32]uint64
+}
+
+func newCounts() *counts {
+	return &counts{exited: map[string]uint64{}, opens: map[openKey]uint64{}, calls: map[string]*callSum{}, failures: map[string]uint64{}}
+}
+
+func (c *counts) call(name string) *callSum {
+	s := c.calls[name]
+	if s == nil {
+		s = &callSum{errors: map[string]uint64{}}
+		c.calls[name] = s
+	}
+	return s
+}
+
+// add adds other to c.
+func (c *counts) add(other *counts) {
+	c.started += other.started
+	c.launches += other.launches
+	for reason, n := range other.exited {
+		c.exited[reason] += n
+	}
+	for key, n := range other.opens {
+		c.opens[key] += n
+	}
+	for gpu, n := range other.failures {
+		c.failures[gpu] += n
+	}
+	for name, from := range other.calls {
+		to := c.call(name)
+		to.count += from.count
+		to.ns += from.ns
+		for status, n := range from.errors {
+			to.errors[status] += n
+		}
+		for i, n := range from.buckets {
+			to.buckets[i] += n
+		}
+	}
+}
+
+// report makes the group of a report.
+func (c *counts) report(path string) activity.Group {
+	g := activity.Group{Cgroup: path, Started: c.started, Launches: c.launches}
+	if len(c.exited) > 0 {
+		g.Exited = c.exited
+	}
+	if len(c.failures) > 0 {
+		g.Failures = c.failures
+	}
+	for key, n := range c.opens {
+		g.Opens = append(g.Opens, activity.Open{Node: key.node, Result: key.result, Count: n})
+	}
+	slices.SortFunc(g.Opens, func(a, b activity.Open) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Result, b.Result))
+	})
+	for name, s := range c.calls {
+		call := activity.Call{Name: name, Count: s.count, Seconds: float64(s.ns) / 1e9}
+		if len(s.errors) > 0 {
+			call.Errors = s.errors
+		}
+		last := len(s.buckets)
+		for last > 0 && s.buckets[last-1] == 0 {
+			last--
+		}
+		call.Buckets = slices.Clone(s.buckets[:last])
+		g.Calls = append(g.Calls, call)
+	}
+	slices.SortFunc(g.Calls, func(a, b activity.Call) int { return cmp.Compare(a.Name, b.Name) })
+	return g
+}
+
+// groups keeps the counters by control group. Those of the kernel side are read at every tick; what only user space knows is added.
+type groups struct {
+	config *Config
+	maps   map[string]*ebpf.Map
+	byID   map[uint64]*group
+	extra  map[string]*counts // by path: failures, launches, and what groups of an id that is gone had counted
+	v2     int                // descriptor of the unified hierarchy; -1: none
+}
+
+func newGroups(config *Config, maps map[string]*ebpf.Map) *groups {
+	g := &groups{config: config, maps: maps, byID: map[uint64]*group{}, extra: map[string]*counts{}, v2: -1}
+	if !config.cgroupV1 {
+		if fd, err := unix.Open(config.CgroupRoot, unix.O_PATH|unix.O_CLOEXEC|unix.O_DIRECTORY, 0); err == nil {
+			g.v2 = fd
+		}
+	}
+	return g
+}
+
+func (g *groups) close() {
+	if g.v2 >= 0 {
+		_ = unix.Close(g.v2) // opened for a path only: nothing to lose
+	}
+}
+
+// see notes a control group with the best name that is known for it: the path that /proc has, else the path that the id leads to, else the
+// last component, which the kernel side sent.
+func (g *groups) see(id uint64, proc, last string) string {
+	if known := g.byID[id]; known != nil && known.path != "" {
+		known.gone = time.Time{}
+		return known.path
+	}
+	p := proc
+	if p == "" {
+		p = g.byHandle(id)
+	}
+	if p == "" {
+		p = last
+	}
+	if id == 0 {
+		return p
+	}
+	if len(g.byID) < maxGroups || g.byID[id] != nil {
+		g.byID[id] = &group{path: p}
+	}
+	return p
+}
+
+// maxGroups bounds the table; the kernel side has as many by default.
+const maxGroups = 16384
+
+// fileIDKernfs is the type of a handle that is the id of a kernfs node.
+const fileIDKernfs = 0xfe
+
+// byHandle asks the kernel for the control group of an id: its path as in /proc/<pid>/cgroup, or "".
+func (g *groups) byHandle(id uint64) string {
+	if g.v2 < 0 || id == 0 {
+		return ""
+	}
+	fd, err := unix.OpenByHandleAt(g.v2, unix.NewFileHandle(fileIDKernfs, binary.NativeEndian.AppendUint64(nil, id)), unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	rest, ok := strings.CutPrefix(target, g.config.CgroupRoot)
+	if err != nil || !ok || strings.HasSuffix(rest, " (deleted)") {
+		return ""
+	}
+	return path.Clean("/" + rest)
+}
+
+// id finds the id of the group that a process is in, for a process that was there before the tracer: the inode of its directory.
+func (g *groups) id(pid int) uint64 {
+	text, err := readFile(fmt.Sprintf("%s/%d/cgroup", g.config.ProcRoot, pid))
+	if err != nil {
+		return 0
+	}
+	for l := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(l), ":", 3)
+		if len(parts) == 3 && (g.config.cgroupV1 && slices.Contains(strings.Split(parts[1], ","), g.config.controller) || !g.config.cgroupV1 && parts[0] == "0") {
+			return g.inode(parts[2])
+		}
+	}
+	return 0
+}
+
+func (g *groups) inode(path string) uint64 {
+	root := g.config.CgroupRoot
+	if g.config.cgroupV1 {
+		root += "/" + g.config.controller
+	}
+	var st unix.Stat_t
+	if unix.Stat(root+path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// read adds up the kernel side's counters by path, with what user space knows, and drops the groups that have been gone for long. used
+// tells whether a process of a group still holds a device.
+func (g *groups) read(now time.Time, used func(id uint64) bool) ([]activity.Group, error) {
+	byID, err := g.kernelCounts()
+	for id, c := range byID {
+		known := g.byID[id]
+		if known == nil {
+			g.see(id, "", "") // its first event was lost
+			if known = g.byID[id]; known == nil {
+				known = &group{}
+			}
+		}
+		g.age(id, known, c, now, used)
+	}
+	all := map[string]*counts{}
+	at := func(path string) *counts {
+		if all[path] == nil {
+			all[path] = newCounts()
+		}
+		return all[path]
+	}
+	living := map[string]bool{}
+	for id, c := range byID {
+		if known := g.byID[id]; known != nil {
+			at(known.path).add(c)
+			living[known.path] = true
+		}
+	}
+	for path, c := range g.extra {
+		if !living[path] {
+			delete(g.extra, path)
+			continue
+		}
+		at(path).add(c)
+	}
+	report := make([]activity.Group, 0, len(all))
+	for path, c := range all {
+		report = append(report, c.report(path))
+	}
+	slices.SortFunc(report, func(a, b activity.Group) int { return cmp.Compare(a.Cgroup, b.Cgroup) })
+	return report, err
+}
+
+// age looks whether a group is gone, and drops it with its counters after the linger time. Where a younger group has the same path, the
+// counters live on in that one: a counter must not fall.
+func (g *groups) age(id uint64, known *group, c *counts, now time.Time, used func(id uint64) bool) {
+	switch {
+	case used(id) || strings.HasPrefix(known.path, "/") && g.inode(known.path) == id:
+		known.gone = time.Time{}
+		return
+	case known.gone.IsZero():
+		known.gone = now
+	}
+	if now.Sub(known.gone) < g.config.Linger {
+		return
+	}
+	for other, o := range g.byID {
+		if other != id && o.path == known.path {
+			g.more(known.path).add(c)
+			break
+		}
+	}
+	delete(g.byID, id)
+	g.forget(id)
+}
+
+// more returns the counters of a path that only user space has.
+func (g *groups) more(path string) *counts {
+	if g.extra[path] == nil {
+		if len(g.extra) >= maxGroups {
+			return newCounts()
+		}
+		g.extra[path] = newCounts()
+	}
+	return g.extra[path]
+}
+
+// each calls f for every entry of a map. An entry that is deleted meanwhile makes the walk start again; a walk that never ends is an error.
+func each[K comparable, V any](m *ebpf.Map, f func(K, *V)) error {
+	var key K
+	var value V
+	seen := map[K]bool{}
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		if !seen[key] {
+			seen[key] = true
+			f(key, &value)
+		}
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("reading map %s: %w", m, err)
+	}
+	return nil
+}
+
+func (g *groups) kernelCounts() (map[uint64]*counts, error) {
+	byID := map[uint64]*counts{}
+	at := func(id uint64) *counts {
+		if byID[id] == nil {
+			byID[id] = newCounts()
+		}
+		return byID[id]
+	}
+	err := errors.Join(
+		each(g.maps[bpfMapGroups], func(id uint64, v *bpfGroupCount) {
+			c := at(id)
+			c.started = v.Started
+			for reason, n := range map[string]uint64{"exit": v.Exited, "error": v.Failed, "signal": v.Killed} {
+				if n > 0 {
+					c.exited[reason] = n
+				}
+			}
+		}),
+		each(g.maps[bpfMapOpens], func(k bpfOpenKey, v *bpfOpenCount) {
+			at(k.Group).opens[openKey{nodeName(k.Node), abi.ErrnoName(k.Result)}] += v.Count
+		}),
+		each(g.maps[bpfMapCalls], func(k bpfCallKey, v *bpfCallCount) {
+			s := at(k.Group).call(abi.CallName(nodeName(k.Node), k.Nr))
+			s.count += v.Count
+			s.ns += v.Ns
+			for i, n := range v.Buckets {
+				s.buckets[i] += n
+			}
+		}),
+		each(g.maps[bpfMapErrors], func(k bpfErrorKey, v *uint64) {
+			at(k.Group).call(abi.CallName(nodeName(k.Node), k.Nr)).errors[abi.StatusName(k.Status)] += *v
+		}),
+	)
+	return byID, err
+}
+
+// forget deletes the counters of a group. Nobody adds to them any more: the group has no processes.
+func (g *groups) forget(id uint64) {
+	drop(g.maps[bpfMapOpens], func(k bpfOpenKey, _ *bpfOpenCount) bool { return k.Group == id })
+	drop(g.maps[bpfMapCalls], func(k bpfCallKey, _ *bpfCallCount) bool { return k.Group == id })
+	drop(g.maps[bpfMapErrors], func(k bpfErrorKey, _ *uint64) bool { return k.Group == id })
+	drop(g.maps[bpfMapGroups], func(k uint64, _ *bpfGroupCount) bool { return k == id })
+}
+
+func drop[K comparable, V any](m *ebpf.Map, wanted func(K, *V) bool) {
+	var keys []K
+	_ = each(m, func(k K, v *V) { // what could not be read is dropped the next time
+		if wanted(k, v) {
+			keys = append(keys, k)
+		}
+	})
+	for _, k := range keys {
+		_ = m.Delete(k) // gone already is as good
+	}
+}
+
+// hierarchy tells whether the host's controllers are mounted in version 1, and which one the kernel lists first.
+func hierarchy(procRoot string) (v1 bool, controller string) {
+	text, _ := readFile(procRoot + "/self/cgroup") // unreadable: version 2
+	v1Controllers := map[string]bool{}
+	for l := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(l), ":", 3)
+		if len(parts) != 3 || parts[0] == "0" || strings.HasPrefix(parts[1], "name=") {
+			continue
+		}
+		for name := range strings.SplitSeq(parts[1], ",") {
+			v1Controllers[name] = true
+		}
+	}
+	// The kernel's own order of controllers.
+	for _, name := range []string{"cpuset", "cpu", "cpuacct", "blkio", "memory", "devices", "freezer"} {
+		if v1Controllers[name] {
+			return true, name
+		}
+	}
+	return false, ""
+}

@@ -1,0 +1,435 @@
+// Package tracer is the kernel tracer: who holds an NVIDIA device now, since when, and how much VRAM to the byte, as kernel events tell it.
+// The kernel side (bpf/tracer.bpf.c) counts and filters; here its records become the table of processes and the VRAM ledger.
+//
+// Where the kernel cannot be traced the tracer is off with a reason, which is a state and no error.
+package tracer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"gpu-exporter/exporter/processes"
+	"gpu-exporter/tracer/abi"
+	"gpu-exporter/tracer/activity"
+	"gpu-exporter/tracer/ledger"
+	"gpu-exporter/tracer/probes"
+)
+
+// The modes.
+const (
+	ModeAuto       = "auto"
+	ModeFentry     = "fentry"
+	ModeTracepoint = "tracepoint"
+	ModeOff        = "off"
+)
+
+// Config says what to trace. The zero Config traces the NVIDIA devices of this host, in the best mode it has.
+type Config struct {
+	Mode       string        // default ModeAuto
+	ProcRoot   string        // default /proc
+	CgroupRoot string        // default /sys/fs/cgroup
+	Devices    []Device      // instead of NVIDIA's
+	Prefix     string        // how the names of devices begin whose failed opens are counted; default /dev/nvidia
+	Window     time.Duration // of the trailing peak; default one minute
+	Linger     time.Duration // how long a control group that is gone keeps its counters; default two minutes
+	Probe      bool          // count copies and allocations with probes on libcuda
+	Launches   bool          // and kernel launches, which is dear
+	Limits     Limits
+	Logger     *slog.Logger
+	Events     func(Event) // told of every event, when set; called from Run's goroutine
+
+	cgroupV1   bool
+	controller string
+	reconcile  time.Duration // how often known processes are looked at again
+}
+
+// Tracer is made by New and does its work in Run.
+type Tracer struct{ config Config }
+
+// New checks the configuration.
+func New(config Config) (*Tracer, error) {
+	switch config.Mode {
+	case "":
+		config.Mode = ModeAuto
+	case ModeAuto, ModeFentry, ModeTracepoint, ModeOff:
+	default:
+		return nil, fmt.Errorf("tracer mode %q: not auto, fentry, tracepoint or off", config.Mode)
+	}
+	set := func(to *time.Duration, value time.Duration) {
+		if *to <= 0 {
+			*to = value
+		}
+	}
+	set(&config.Window, time.Minute)
+	set(&config.Linger, 2*time.Minute)
+	set(&config.reconcile, 10*time.Second)
+	if config.ProcRoot == "" {
+		config.ProcRoot = "/proc"
+	}
+	if config.CgroupRoot == "" {
+		config.CgroupRoot = "/sys/fs/cgroup"
+	}
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
+	}
+	if _, err := deviceRules(config.ProcRoot, config.Devices); err != nil && len(config.Devices) > 0 {
+		return nil, err
+	}
+	config.cgroupV1, config.controller = hierarchy(config.ProcRoot)
+	return &Tracer{config}, nil
+}
+
+// tick is how often a report is made when nothing happens, and how often counters are read.
+const tick = time.Second
+
+// Run traces until the context ends, and gives emit a report at every change (soon after it, several changes together) and every second.
+// It returns an error only for what cannot be: a tracer that cannot work says so in its reports.
+func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
+	k, mode, reason := open(&t.config)
+	log := t.config.Logger
+	if k == nil {
+		log.LogAttrs(ctx, slog.LevelInfo, "tracer off", slog.String("reason", reason))
+		return off(ctx, reason, emit)
+	}
+	defer k.close()
+	log.LogAttrs(ctx, slog.LevelInfo, "tracer attached", slog.String("mode", mode), slog.String("reason", reason))
+	reader, err := ringbuf.NewReader(k.collection.Maps[bpfMapEvents])
+	if err != nil {
+		return off(ctx, "reading events: "+line(err), emit)
+	}
+	r := &run{
+		config: &t.config, kernel: k, emit: emit, mode: mode, reason: reason, log: log,
+		groups:    newGroups(&t.config, k.collection.Maps),
+		processes: map[int]*process{},
+		proc:      &processes.Reader{Root: t.config.ProcRoot},
+		ledger:    ledger.New(ledger.Config{Window: t.config.Window}),
+		lost:      map[string]uint64{},
+		attached:  monotonic(unix.CLOCK_BOOTTIME),
+		scans:     make(chan fullScan, 1),
+	}
+	defer r.groups.close()
+	if t.config.Probe {
+		p, err := probes.New(probes.Config{Launches: t.config.Launches, Linger: t.config.Linger, Logger: log, Proc: t.config.ProcRoot})
+		if err != nil {
+			r.libraries = []activity.Probe{{Library: "libcuda.so.1", Reason: line(err)}}
+			log.LogAttrs(ctx, slog.LevelWarn, "libcuda probes off", slog.Any("error", err))
+		} else {
+			r.probes = newProber(p)
+			defer r.probes.close()
+		}
+	}
+	records := make(chan any, 1024)
+	done := make(chan struct{})
+	go read(reader, records, done)
+	defer func() {
+		_ = reader.Close() // ends read
+		close(done)
+		for range records { // until read has ended
+		}
+	}()
+	r.loop(ctx, records)
+	return nil
+}
+
+// off reports that there is nothing, once a second, so that a reader that comes late learns why.
+func off(ctx context.Context, reason string, emit func(*activity.Report)) error {
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for {
+		emit(&activity.Report{Time: time.Now().UnixNano(), Mode: ModeOff, Reason: reason, LedgerReason: "the tracer is off"})
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-every.C:
+		}
+	}
+}
+
+// read decodes records until the reader is closed. A record that cannot be decoded is passed on as its error.
+func read(reader *ringbuf.Reader, records chan<- any, done <-chan struct{}) {
+	defer close(records)
+	var raw ringbuf.Record
+	for {
+		if err := reader.ReadInto(&raw); err != nil {
+			if errors.Is(err, os.ErrClosed) || errors.Is(err, ringbuf.ErrClosed) {
+				return
+			}
+			continue
+		}
+		record, err := decode(raw.RawSample)
+		if err != nil {
+			record = err
+		}
+		select {
+		case records <- record:
+		case <-done:
+			return
+		}
+	}
+}
+
+func monotonic(clock int32) int64 {
+	var t unix.Timespec
+	if unix.ClockGettime(clock, &t) != nil {
+		return 0 // every Linux has both clocks that are asked for
+	}
+	return t.Nano()
+}
+
+// run is the state of one Run. It belongs to one goroutine.
+type run struct {
+	config *Config
+	kernel *kernel
+	emit   func(*activity.Report)
+	log    *slog.Logger
+
+	mode, reason string
+	rules        rules
+	version      abi.Version
+	versionErr   error
+	gpus         []ledger.GPU
+	gpusComplete bool
+
+	groups    *groups
+	processes map[int]*process
+	proc      *processes.Reader
+	ledger    *ledger.Ledger
+	probes    *prober
+
+	libraries  []activity.Probe
+	report     []activity.Group // as of the last tick
+	xids       []activity.Xid
+	events     uint64
+	lost       map[string]uint64
+	lostAnyway uint64 // records that the table did not take
+
+	attached  int64 // boot-time clock: when the programs were attached
+	scanned   int64 // monotonic: when the first look at every process began; 0: not done
+	scans     chan fullScan
+	scanning  bool
+	fullSoon  bool
+	lastFull  time.Time
+	lastKnown time.Time
+	lastHost  time.Time
+	published time.Time
+}
+
+// fullScan is what a look at every process found.
+type fullScan struct {
+	began  int64 // CLOCK_MONOTONIC
+	found  []scanned
+	hidden int
+}
+
+// How soon a change is reported: at once after a quiet time, so that a lone event is seen fast, and else in batches.
+const (
+	soon  = 2 * time.Millisecond
+	batch = 8 * time.Millisecond
+	quiet = 50 * time.Millisecond
+)
+
+// fullEvery is how often every process is looked at for devices that came to it unseen. Its first call shows such a process anyway.
+const fullEvery = time.Minute
+
+func (r *run) loop(ctx context.Context, records <-chan any) {
+	r.host(time.Now())
+	r.fullScan()
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	var flush <-chan time.Time
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return
+		case record, ok := <-records:
+			if !ok {
+				return
+			}
+			changed = r.take(record)
+			for n := len(records); n > 0; n-- {
+				changed = r.take(<-records) || changed
+			}
+		case found := <-r.scans:
+			r.scanning = false
+			r.merge(found)
+			r.tick(time.Now())
+			r.publish()
+		case result := <-r.probes.results():
+			r.probed(result)
+		case <-flush:
+			flush = nil
+			r.rescan(false)
+			r.publish()
+		case now := <-every.C:
+			r.rescan(true)
+			r.tick(now)
+			r.publish()
+		}
+		if changed && flush == nil {
+			wait := batch
+			if time.Since(r.published) > quiet {
+				wait = soon
+			}
+			flush = time.After(wait)
+		}
+	}
+}
+
+// host reads again what changes rarely: majors, the driver, its GPUs, its tracepoint.
+func (r *run) host(now time.Time) {
+	r.lastHost = now
+	if rules, err := deviceRules(r.config.ProcRoot, r.config.Devices); err == nil {
+		r.setRules(rules)
+	}
+	version, err := driverVersion(r.config.ProcRoot)
+	if version != r.version || r.lastKnown.IsZero() || (err == nil) != (r.versionErr == nil) {
+		if r.version != (abi.Version{}) && version != r.version {
+			r.ledger.Apply(ledger.Event{Kind: ledger.Lost, Time: monotonic(unix.CLOCK_MONOTONIC)}) // the driver was replaced
+			r.gpusComplete = false
+		}
+		r.version, r.versionErr = version, err
+		if err == nil {
+			r.versionErr = version.Supported()
+		}
+		if err := r.kernel.collection.Maps[bpfMapRules].Put(uint32(0), statusRules(version)); err != nil {
+			r.log.Warn("setting the driver's rules", slog.Any("error", err))
+		}
+	}
+	if !r.gpusComplete {
+		r.gpus, r.gpusComplete = hostGPUs(r.config.ProcRoot)
+		r.ledger.SetGPUs(r.gpus)
+	}
+	if err := r.kernel.attachXid(); err != nil {
+		r.log.Warn("Xid reports are not seen", slog.Any("error", err))
+	}
+}
+
+// setRules tells the kernel side which devices to trace, where that changed.
+func (r *run) setRules(new rules) {
+	maps := r.kernel.collection.Maps
+	put := func(name string, key, value uint32) {
+		if err := maps[name].Put(key, value); err != nil {
+			r.log.Warn("choosing devices", slog.Any("error", err))
+		}
+	}
+	for d, node := range new.minors {
+		if r.rules.minors[d] != node {
+			put(bpfMapMinors, d.major<<20|d.minor, node)
+		}
+	}
+	for major, rule := range new.majors {
+		if r.rules.majors[major] != rule {
+			put(bpfMapMajors, major, rule)
+		}
+	}
+	for major := range r.rules.majors {
+		if _, ok := new.majors[major]; !ok {
+			put(bpfMapMajors, major, 0)
+		}
+	}
+	r.rules = new
+}
+
+// fullScan begins a look at every process, beside the loop: a host may have many.
+func (r *run) fullScan() {
+	if r.scanning {
+		r.fullSoon = true
+		return
+	}
+	r.scanning, r.fullSoon, r.lastFull = true, false, time.Now()
+	root, rules, out := r.config.ProcRoot, r.rules, r.scans
+	go func() {
+		began := monotonic(unix.CLOCK_MONOTONIC)
+		found, hidden := scanAll(root, &rules)
+		out <- fullScan{began, found, hidden} // has room for one
+	}()
+}
+
+// tick reads the counters, looks for losses, and reconciles from time to time.
+func (r *run) tick(now time.Time) {
+	if r.readLost() {
+		r.fullScan() // ends unseen are found there too
+	}
+	if now.Sub(r.lastHost) >= r.config.reconcile {
+		r.host(now)
+	}
+	if now.Sub(r.lastKnown) >= r.config.reconcile {
+		r.lastKnown = now
+		r.reconcile()
+	}
+	if r.fullSoon || now.Sub(r.lastFull) >= fullEvery {
+		r.fullScan()
+	}
+	used := map[uint64]bool{}
+	for _, p := range r.processes {
+		used[p.group] = true
+	}
+	groups, err := r.groups.read(now, func(id uint64) bool { return used[id] })
+	if err != nil {
+		r.log.Warn("reading counters", slog.Any("error", err))
+		return // those of the last tick stand
+	}
+	r.report = groups
+	r.probes.ask()
+}
+
+var causes = map[bpfCause]string{
+	bpfCauseLOST_RING: "ringbuf", bpfCauseLOST_HOLDERS: "map_holders", bpfCauseLOST_THREADS: "map_threads", bpfCauseLOST_CALLS: "map_calls",
+	bpfCauseLOST_ERRORS: "map_errors", bpfCauseLOST_OPENS: "map_opens", bpfCauseLOST_GROUPS: "map_groups", bpfCauseLOST_RATE: "rate",
+}
+
+// readLost reads the counts of what was lost, and marks who is no longer exact. It tells whether events were lost that presence needs.
+func (r *run) readLost() (events bool) {
+	for cause, name := range causes {
+		var n uint64
+		if err := r.kernel.collection.Maps[bpfMapLost].Lookup(uint32(cause), &n); err != nil || n == r.lost[name] {
+			continue
+		}
+		r.lost[name] = n
+		switch cause {
+		case bpfCauseLOST_RING, bpfCauseLOST_THREADS, bpfCauseLOST_HOLDERS:
+			events = true
+		}
+	}
+	if events {
+		r.lostAll()
+	}
+	// Calls beyond the rate are the loss of the one process that makes so many.
+	_ = each(r.kernel.collection.Maps[bpfMapHolders], func(pid uint32, h *bpfHolder) { // what could not be read is seen at the next tick
+		p := r.processes[int(pid)]
+		if p == nil {
+			return
+		}
+		if h.Dropped > p.dropped {
+			r.inexact(p)
+		}
+		if h.Suppressed > p.suppressed {
+			p.scan = true
+		}
+		p.dropped, p.suppressed = h.Dropped, h.Suppressed
+	})
+	if r.lostAnyway > 0 {
+		r.lost["decode"] = r.lostAnyway
+	}
+	return events
+}
+
+func (r *run) lostAll() {
+	r.ledger.Apply(ledger.Event{Kind: ledger.Lost, Time: monotonic(unix.CLOCK_MONOTONIC)})
+	for _, p := range r.processes {
+		p.FromBirth = false
+	}
+}
+
+func (r *run) inexact(p *process) {
+	p.FromBirth = false
+	r.ledger.Apply(ledger.Event{Kind: ledger.Lost, PID: int32(p.PID), Time: monotonic(unix.CLOCK_MONOTONIC)})
+}
