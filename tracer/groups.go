@@ -5,10 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -119,6 +122,8 @@ type groups struct {
 	byID   map[uint64]*group
 	extra  map[string]*counts // by path: failures, launches, and what groups of an id that is gone had counted
 	v2     int                // descriptor of the unified hierarchy; -1: none
+	walked map[uint64]string  // directories of the hierarchy by inode, as of walkAt
+	walkAt time.Time
 }
 
 func newGroups(config *Config, maps map[string]*ebpf.Map) *groups {
@@ -147,6 +152,9 @@ func (g *groups) see(id uint64, proc, last string) string {
 	p := proc
 	if p == "" {
 		p = g.byHandle(id)
+	}
+	if p == "" {
+		p = g.find(id)
 	}
 	if p == "" {
 		p = last
@@ -184,6 +192,44 @@ func (g *groups) byHandle(id uint64) string {
 	return path.Clean("/" + rest)
 }
 
+// maxWalk bounds how many directories one walk looks at.
+const maxWalk = 50_000
+
+// find looks for the directory of an id where the kernel cannot be asked: version 1, or a process without CAP_DAC_READ_SEARCH. The hierarchy
+// is walked once a second at most.
+func (g *groups) find(id uint64) string {
+	if now := time.Now(); now.Sub(g.walkAt) >= time.Second {
+		g.walkAt, g.walked = now, map[uint64]string{}
+		root := g.root()
+		_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.IsDir() {
+				return nil // a group that went meanwhile
+			}
+			if info, err := entry.Info(); err == nil && len(g.walked) < maxWalk {
+				g.walked[info.Sys().(*syscall.Stat_t).Ino] = cmp.Or(strings.TrimPrefix(path, root), "/")
+			}
+			return nil
+		})
+	}
+	return g.walked[id]
+}
+
+// root is the hierarchy that tells groups apart.
+func (g *groups) root() string {
+	if g.config.cgroupV1 {
+		return g.config.CgroupRoot + "/" + g.config.controller
+	}
+	return g.config.CgroupRoot
+}
+
+// alive tells whether a group still exists.
+func (g *groups) alive(id uint64, path string) bool {
+	if strings.HasPrefix(path, "/") && g.inode(path) == id {
+		return true
+	}
+	return g.byHandle(id) != "" || g.find(id) != ""
+}
+
 // id finds the id of the group that a process is in, for a process that was there before the tracer: the inode of its directory.
 func (g *groups) id(pid int) uint64 {
 	text, err := readFile(fmt.Sprintf("%s/%d/cgroup", g.config.ProcRoot, pid))
@@ -200,12 +246,8 @@ func (g *groups) id(pid int) uint64 {
 }
 
 func (g *groups) inode(path string) uint64 {
-	root := g.config.CgroupRoot
-	if g.config.cgroupV1 {
-		root += "/" + g.config.controller
-	}
 	var st unix.Stat_t
-	if unix.Stat(root+path, &st) != nil {
+	if unix.Stat(g.root()+path, &st) != nil {
 		return 0
 	}
 	return st.Ino
@@ -258,7 +300,7 @@ func (g *groups) read(now time.Time, used func(id uint64) bool) ([]activity.Grou
 // counters live on in that one: a counter must not fall.
 func (g *groups) age(id uint64, known *group, c *counts, now time.Time, used func(id uint64) bool) {
 	switch {
-	case used(id) || strings.HasPrefix(known.path, "/") && g.inode(known.path) == id:
+	case used(id) || g.alive(id, known.path):
 		known.gone = time.Time{}
 		return
 	case known.gone.IsZero():
