@@ -104,7 +104,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 				}
 			}
 			b.Apply(in)
-			if procs != nil && in.Frame != nil && in.Frame.Device != nil {
+			if procs != nil && (in.Frame != nil && in.Frame.Device != nil || in.Tracer != nil) {
 				procs.Want(b.PIDs())
 			}
 			if !due {

@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -54,6 +55,10 @@ var families = []family{
 	{name: "gpu_decoder_percent", help: "Video decoder time of the process.", labels: workloadLabels},
 	{name: "gpu_busy_seconds_total", help: "SM time of the process, integrated.", labels: workloadLabels, counter: true},
 	{name: "gpu_memory_used_bytes", help: "Memory held by the process; the series without labels of container and process is what no process accounts for.", labels: workloadLabels},
+	{name: "gpu_memory_peak_bytes", help: "Highest memory held in the trailing window, from kernel events.", labels: workloadLabels},
+	{name: "gpu_memory_allocated_bytes", help: "Memory held through CUDA allocation calls.", labels: workloadLabels},
+	{name: "gpu_energy_joules_total", help: "The device's energy, shared out by SM time; the series without labels of container and process has the rest.", labels: workloadLabels, counter: true},
+	{name: "gpu_pci_bandwidth_bytes_total", help: "Bytes copied by the process; the series without labels of container and process has the rest of the device's traffic.", labels: with(workloadLabels, "direction"), counter: true},
 	{name: "gpu_memory_total_bytes", help: "The device's memory, on every workload.", labels: workloadLabels},
 	{name: "gpu_process_cpu_seconds_total", help: "CPU time of the process.", labels: workloadLabels, counter: true},
 	{name: "gpu_process_info", help: "Name and command line of the process.", labels: with(workloadLabels, "process_name", "command")},
@@ -61,6 +66,14 @@ var families = []family{
 	{name: "gpu_container_info", help: "What Docker says of a container with a GPU.", labels: with(containerLabels, "container_full_id", "image_id", "gpu_request", "runtime", "compose_project", "compose_service", "pod", "namespace")},
 	{name: "gpu_container_assigned", help: "GPUs that the container may use.", labels: with(containerLabels, "gpu_device_uuid", "source")},
 	{name: "gpu_container_processes", help: "Processes of the container with a context on the device.", labels: with(containerLabels, "gpu_device_uuid")},
+
+	{name: "gpu_processes_started_total", help: "Processes that opened a GPU.", labels: containerLabels, counter: true},
+	{name: "gpu_processes_exited_total", help: "Processes with a GPU that ended: exit (status 0), error (another status) or signal.", labels: with(containerLabels, "reason"), counter: true},
+	{name: "gpu_device_opens_total", help: "Opens of device nodes by kind and result.", labels: with(containerLabels, "node", "result"), counter: true},
+	{name: "gpu_driver_calls_total", help: "Calls of the driver.", labels: with(containerLabels, "call"), counter: true},
+	{name: "gpu_driver_call_errors_total", help: "Calls that the driver refused, probing of its abilities left out.", labels: with(containerLabels, "call", "status"), counter: true},
+	{name: "gpu_allocation_failures_total", help: "Requests of memory that the device could not meet.", labels: with(containerLabels, "gpu_device_uuid"), counter: true},
+	{name: "gpu_kernel_launches_total", help: "Kernel launches, where they are probed.", labels: containerLabels, counter: true},
 
 	{name: "gpu_up", help: "1 if the device can be read.", labels: deviceLabels},
 	{name: "gpu_device_info", help: "What does not change about the device.", labels: with(deviceLabels, "driver_version", "vbios", "serial", "index", "minor", "architecture", "cuda_capability", "mig_mode")},
@@ -99,6 +112,14 @@ var families = []family{
 	{name: "gpu_pcie_link_width_max", help: "Most PCIe lanes of device and slot.", labels: deviceLabels},
 	{name: "gpu_pcie_replays_total", help: "PCIe replays.", labels: deviceLabels, counter: true},
 	{name: "gpu_device_pcie_bytes_total", help: "PCIe traffic, protocol overhead included.", labels: with(deviceLabels, "direction"), counter: true},
+	{name: "gpu_device_pcie_info", help: "Where the PCIe traffic is read from: gpm, fields or throughput (sampled).", labels: with(deviceLabels, "source")},
+	{name: "gpu_nvlink_bytes_total", help: "Traffic of an NVLink.", labels: with(deviceLabels, "link", "direction"), counter: true},
+	{name: "gpu_nvlink_errors_total", help: "Errors of an NVLink.", labels: with(deviceLabels, "link", "type"), counter: true},
+	{name: "gpu_mig_info", help: "MIG instances. Their figures are parts of the device's.", labels: with(deviceLabels, "gpu_mig_uuid", "profile", "gpu_instance", "compute_instance")},
+	{name: "gpu_mig_memory_used_bytes", help: "Memory in use of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_memory_total_bytes", help: "Memory of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_multiprocessors", help: "Multiprocessors of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_processes", help: "Processes on a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
 	{name: "gpu_encoder_sessions", help: "Encoder sessions.", labels: deviceLabels},
 	{name: "gpu_containers", help: "Containers with a process on the device.", labels: deviceLabels},
 	{name: "gpu_sm_active_ratio", help: "SM activity (GPM).", labels: deviceLabels},
@@ -113,6 +134,12 @@ var families = []family{
 	{name: "gpu_exporter_nvml_restarts_total", help: "Replacements of the NVML worker.", labels: []string{"reason"}, counter: true},
 	{name: "gpu_exporter_docker_up", help: "1 if Docker answers."},
 	{name: "gpu_exporter_docker_reconnects_total", help: "Reconnections to Docker.", counter: true},
+	{name: "gpu_exporter_tracer_up", help: "1 if the kernel tracer runs.", labels: []string{"mode"}},
+	{name: "gpu_exporter_tracer_events_total", help: "Kernel events read.", counter: true},
+	{name: "gpu_exporter_tracer_lost_events_total", help: "Kernel events lost.", counter: true},
+	{name: "gpu_exporter_probe_up", help: "1 if the calls into a libcuda are seen.", labels: []string{"library"}},
+	{name: "gpu_exporter_ledger_mismatch_bytes", help: "Bytes by which the tracer's ledger and NVML differ, over the processes that both know.", labels: deviceLabels},
+	{name: "gpu_exporter_process_visibility", help: "1 if every process is seen; else 0, and why.", labels: []string{"reason"}},
 	{name: "gpu_exporter_snapshot_age_seconds", help: "Age of the snapshot served."},
 }
 
@@ -123,6 +150,7 @@ type Collector struct {
 	descs  map[string]*prometheus.Desc
 	byName map[string]*family
 	calls  *prometheus.Desc
+	driver *prometheus.Desc
 }
 
 // New returns a collector of latest, which must not return nil. age tells a snapshot's age in seconds.
@@ -141,6 +169,9 @@ func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64,
 	if name := "gpu_exporter_nvml_call_duration_seconds"; wanted(name) {
 		c.calls = prometheus.NewDesc(name, "Time spent in NVML calls.", []string{"call"}, nil)
 	}
+	if name := "gpu_driver_call_duration_seconds"; wanted(name) {
+		c.driver = prometheus.NewDesc(name, "Time spent in the driver.", with(containerLabels, "call"), nil)
+	}
 	return c
 }
 
@@ -149,8 +180,10 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range c.descs {
 		out <- d
 	}
-	if c.calls != nil {
-		out <- c.calls
+	for _, d := range []*prometheus.Desc{c.calls, c.driver} {
+		if d != nil {
+			out <- d
+		}
 	}
 }
 
@@ -166,10 +199,14 @@ func (e emitter) put(name string, v float64, labels ...string) {
 	if !ok {
 		return
 	}
+	e.out <- prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, utf8(labels)...)
+}
+
+func utf8(labels []string) []string {
 	for i, l := range labels {
 		labels[i] = strings.ToValidUTF8(l, "\uFFFD")
 	}
-	e.out <- prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, labels...)
+	return labels
 }
 
 // opt sends a series unless its value is absent.
@@ -201,6 +238,21 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	for i := range s.Containers {
 		container(e, s, &s.Containers[i])
 	}
+	for i := range s.Activity {
+		did(e, s, &s.Activity[i])
+	}
+	own(e, s)
+	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
+	if c.calls != nil {
+		for _, call := range s.Calls {
+			// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
+			out <- prometheus.MustNewConstSummary(c.calls, call.Count, call.Seconds, nil, call.Name)
+		}
+	}
+}
+
+// own sends what the exporter says of itself.
+func own(e emitter, s *snapshot.Snapshot) {
 	up := func(name string) float64 { return truth(s.Sources[name].Up) }
 	e.put("gpu_exporter_nvml_up", up(input.SourceNVML))
 	e.put("gpu_exporter_docker_up", up(input.SourceDocker))
@@ -212,14 +264,91 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		reconnects += n
 	}
 	e.put("gpu_exporter_docker_reconnects_total", float64(reconnects))
-	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
-	if c.calls != nil {
-		for _, call := range s.Calls {
-			// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
-			out <- prometheus.MustNewConstSummary(c.calls, call.Count, call.Seconds, nil, call.Name)
+	if src, ok := s.Sources[input.SourceProcesses]; ok {
+		reason := "ok"
+		if !src.Up {
+			reason, _, _ = strings.Cut(src.Reason, ":")
+		}
+		e.put("gpu_exporter_process_visibility", truth(src.Up), reason)
+	}
+	r := s.Tracer
+	if r == nil {
+		if _, ok := s.Sources[input.SourceTracer]; ok {
+			e.put("gpu_exporter_tracer_up", 0, "off")
+		}
+		return
+	}
+	e.put("gpu_exporter_tracer_up", truth(s.TracerUp), r.Mode)
+	e.put("gpu_exporter_tracer_events_total", float64(r.Events))
+	var lost uint64
+	for _, n := range r.Lost {
+		lost += n
+	}
+	e.put("gpu_exporter_tracer_lost_events_total", float64(lost))
+	if s.TracerUp {
+		probes := map[string]bool{}
+		for _, p := range r.Probes { // containers may have their libraries under one name
+			probes[p.Library] = p.Up && (probes[p.Library] || !has(probes, p.Library))
+		}
+		for library, up := range probes {
+			e.put("gpu_exporter_probe_up", truth(up), library)
 		}
 	}
 }
+
+func has[K comparable, V any](m map[K]V, k K) bool {
+	_, ok := m[k]
+	return ok
+}
+
+// driverBuckets are the duration buckets of activity.Call that are exposed: 8 µs, 131 µs, 1 ms, 8 ms, 134 ms and 1.07 s. All of them would be
+// 40 series per call and container.
+var driverBuckets = []int{12, 16, 19, 22, 26, 29}
+
+// did sends what one container did to the driver.
+func did(e emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
+	base := []string{containers.ShortID(a.Container.ID), a.Container.Name, a.Container.Image, s.Host.IP}
+	c := a.Counts
+	e.put("gpu_processes_started_total", float64(c.Started), with(base)...)
+	for reason, n := range c.Exited {
+		e.put("gpu_processes_exited_total", float64(n), with(base, reason)...)
+	}
+	for k, n := range c.Opens {
+		e.put("gpu_device_opens_total", float64(n), with(base, k.Node, k.Result)...)
+	}
+	for uuid, n := range c.Failures {
+		e.put("gpu_allocation_failures_total", float64(n), with(base, uuid)...)
+	}
+	if c.Launches > 0 {
+		e.put("gpu_kernel_launches_total", float64(c.Launches), with(base)...)
+	}
+	for name, call := range c.Calls {
+		e.put("gpu_driver_calls_total", float64(call.Count), with(base, name)...)
+		for status, n := range call.Errors {
+			e.put("gpu_driver_call_errors_total", float64(n), with(base, name, status)...)
+		}
+		if e.c.driver == nil || len(call.Buckets) == 0 {
+			continue
+		}
+		buckets := make(map[float64]uint64, len(driverBuckets))
+		var sum uint64
+		next := 0
+		for i, n := range call.Buckets {
+			sum += n
+			if next < len(driverBuckets) && i == driverBuckets[next] {
+				buckets[upTo(i)] = sum
+				next++
+			}
+		}
+		for ; next < len(driverBuckets); next++ {
+			buckets[upTo(driverBuckets[next])] = sum
+		}
+		e.out <- prometheus.MustNewConstHistogram(e.c.driver, sum, call.Seconds, buckets, utf8(with(base, name))...)
+	}
+}
+
+// upTo returns the upper bound of a duration bucket in seconds.
+func upTo(bucket int) float64 { return math.Ldexp(1e-9, bucket+1) }
 
 func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
 	l := func(extra ...string) []string {
@@ -247,7 +376,11 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 	}
 	opt(e, "gpu_device_pcie_bytes_total", d.PCIeRX, l("host_to_device")...)
 	opt(e, "gpu_device_pcie_bytes_total", d.PCIeTX, l("device_to_host")...)
+	if d.PCIeSource != "" {
+		e.put("gpu_device_pcie_info", 1, l(d.PCIeSource)...)
+	}
 	opt(e, "gpu_device_energy_joules_total", d.Energy, l()...)
+	opt(e, "gpu_exporter_ledger_mismatch_bytes", d.LedgerMismatch, l()...)
 	if d.State != frame.StateOK {
 		return
 	}
@@ -306,11 +439,34 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 		opt(e, "gpu_pcie_replays_total", h.PCIeReplays, l()...)
 		opt(e, "gpu_encoder_sessions", h.EncoderSessions, l()...)
 	}
+	for _, k := range d.NVLink {
+		link := strconv.Itoa(k.Link)
+		opt(e, "gpu_nvlink_bytes_total", k.RX, l(link, "receive")...)
+		opt(e, "gpu_nvlink_bytes_total", k.TX, l(link, "transmit")...)
+		for typ, n := range k.Errors {
+			e.put("gpu_nvlink_errors_total", float64(n), l(link, typ)...)
+		}
+	}
+	for _, m := range d.MIG {
+		e.put("gpu_mig_info", 1, l(m.UUID, m.Profile, instance(m.GPUInst), instance(m.CIInst))...)
+		opt(e, "gpu_mig_memory_used_bytes", m.MemoryUsed, l(m.UUID)...)
+		opt(e, "gpu_mig_memory_total_bytes", m.MemoryTotal, l(m.UUID)...)
+		opt(e, "gpu_mig_multiprocessors", m.SMCount, l(m.UUID)...)
+		e.put("gpu_mig_processes", float64(len(m.Processes)), l(m.UUID)...)
+	}
 	if d.GPM != nil {
 		for name, v := range d.GPM.Ratio {
 			e.put("gpu_"+name+"_ratio", v, l()...)
 		}
 	}
+}
+
+// instance returns the number of a MIG instance; it is negative where it is not known.
+func instance(n int) string {
+	if n < 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
 }
 
 func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
@@ -320,6 +476,9 @@ func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []stri
 	}
 	labels := with(base, containers.ShortID(w.Container.ID), w.Container.Name, w.Container.Image, pid)
 	opt(e, "gpu_busy_seconds_total", w.Busy, labels...)
+	opt(e, "gpu_energy_joules_total", w.Energy, labels...)
+	opt(e, "gpu_pci_bandwidth_bytes_total", w.HtoD, with(labels, "host_to_device")...)
+	opt(e, "gpu_pci_bandwidth_bytes_total", w.DtoH, with(labels, "device_to_host")...)
 	if !w.Alive {
 		return
 	}
@@ -330,6 +489,8 @@ func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []stri
 	if w.PID == 0 {
 		return
 	}
+	opt(e, "gpu_memory_peak_bytes", w.Peak, labels...)
+	opt(e, "gpu_memory_allocated_bytes", w.Allocated, labels...)
 	opt(e, "gpu_utilization_percent", w.Utilization, labels...)
 	opt(e, "gpu_utilization_max_percent", w.MaxUtilization, labels...)
 	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, labels...)

@@ -110,6 +110,15 @@ func Play(ctx context.Context, list []input.Input, emit func(input.Input)) {
 // Shift returns in with every point in time moved by ns.
 func Shift(in input.Input, ns int64) input.Input {
 	in.Time += ns
+	if in.Tracer != nil {
+		r := *in.Tracer
+		r.Time += ns
+		r.Xids = append(r.Xids[:0:0], r.Xids...)
+		for i := range r.Xids {
+			r.Xids[i].Time += ns
+		}
+		in.Tracer = &r
+	}
 	if in.Frame == nil {
 		return in
 	}

@@ -12,16 +12,17 @@ import (
 	"gpu-exporter/nvml/frame"
 )
 
-// Config sets the builder's time constants. Zero values take the defaults named.
+// Config sets the builder's time constants. Zero values of the first two take the defaults named.
 type Config struct {
 	Interval time.Duration // period of the cheap readings; 1 s
 	Window   time.Duration // over which maxima are taken; 60 s
-	Linger   time.Duration // for which the counters of a gone process stay; 2 min
+	Linger   time.Duration // for which the counters of a gone process stay; zero: not at all
 }
 
 // Builder keeps what the inputs said. It is used by one goroutine.
 type Builder struct {
 	cfg        Config
+	now        time.Time // of the newest input
 	host       input.Host
 	sources    map[string]input.Source
 	library    frame.Library
@@ -30,6 +31,10 @@ type Builder struct {
 	processes  map[int]processes.Process
 	asked      map[int]bool
 	calls      map[string]*frame.Call
+	tracer     tracer
+	named      map[string]containers.Container // running containers, and gone ones that something still counts for, by id
+	goneAt     map[string]time.Time            // of those that are gone
+	counts     map[string]*Counts              // by container id
 }
 
 // device is what is known of one GPU.
@@ -40,9 +45,19 @@ type device struct {
 	list                                        []frame.Process
 	workloads                                   map[key]*workload
 	utilization                                 []frame.Sample // of the window
+	smActive                                    []frame.Sample // of the window
+	lastUtilization, lastPower, lastSMActive    int64          // µs: the newest sample counted
 	sampled                                     bool
 	throttleAt                                  time.Time
+	throttled                                   map[string]float64 // s: the driver's own counters by reason
+	energy                                      energyAccount
+	pcie                                        [2]pcieAccount   // by direction
+	past                                        map[string]*past // by container id
+	reports                                     []xidReport
 }
+
+// maxWorkloads bounds the entries of one device: a driver that names more than this is not believed.
+const maxWorkloads = 1 << 14
 
 // key tells a process: a PID may be used again.
 type key struct {
@@ -61,6 +76,12 @@ type workload struct {
 	named         bool                 // Docker knew its container once
 	lastContainer containers.Container // what Docker said of it last
 	goneAt        time.Time            // zero: alive
+	since         time.Time            // when the entry was made
+	shown         bool                 // it was in a snapshot
+	energy        float64              // J
+	busyShared    float64              // s: the part of busy that energy was given for
+	copied        [2]uint64            // bytes by direction
+	copies        bool                 // the tracer tells what it copies
 }
 
 // NewBuilder returns a builder that knows nothing yet.
@@ -71,18 +92,14 @@ func NewBuilder(c Config) *Builder {
 	if c.Window <= 0 {
 		c.Window = time.Minute
 	}
-	if c.Linger < 0 {
-		c.Linger = 0
-	} else if c.Linger == 0 {
-		c.Linger = 2 * time.Minute
-	}
 	return &Builder{cfg: c, sources: map[string]input.Source{}, devices: map[int]*device{}, processes: map[int]processes.Process{},
-		asked: map[int]bool{}, calls: map[string]*frame.Call{}}
+		asked: map[int]bool{}, calls: map[string]*frame.Call{}, named: map[string]containers.Container{}, goneAt: map[string]time.Time{}}
 }
 
 // Apply takes one fact.
 func (b *Builder) Apply(in input.Input) {
 	now := time.Unix(0, in.Time)
+	b.now = now
 	switch {
 	case in.Host != nil:
 		b.host = *in.Host
@@ -95,6 +112,15 @@ func (b *Builder) Apply(in input.Input) {
 		}
 	case in.Containers != nil:
 		b.containers = in.Containers.List
+		for id := range b.named {
+			if _, ok := b.goneAt[id]; !ok {
+				b.goneAt[id] = now
+			}
+		}
+		for _, c := range b.containers {
+			b.named[c.ID] = c
+			delete(b.goneAt, c.ID)
+		}
 	case in.Processes != nil:
 		clear(b.processes)
 		clear(b.asked)
@@ -104,6 +130,8 @@ func (b *Builder) Apply(in input.Input) {
 		for _, p := range in.Processes.List {
 			b.processes[p.PID] = p
 		}
+	case in.Tracer != nil:
+		b.tracerReport(now, in.Tracer)
 	case in.Frame != nil:
 		b.frame(now, in.Frame)
 	}
@@ -115,16 +143,9 @@ func (b *Builder) frame(now time.Time, f *frame.Frame) {
 	}
 	for _, e := range f.Events {
 		for _, d := range b.devices {
-			if e.Kind != "xid" || d.UUID != e.UUID {
-				continue
+			if e.Kind == "xid" && d.UUID == e.UUID {
+				d.xid(fromNVML, e.Value, time.Unix(0, e.Time))
 			}
-			x := d.Xids[e.Value]
-			x.Count++
-			x.Last = time.Unix(0, e.Time)
-			if d.Xids == nil {
-				d.Xids = map[uint64]Xid{}
-			}
-			d.Xids[e.Value] = x
 		}
 	}
 	if f.Library != nil {
@@ -151,16 +172,15 @@ func (b *Builder) call(c frame.Call) {
 
 // forget drops what must not be repeated once the device cannot be read; identity and counters stay.
 func (d *device) forget() {
-	d.Load, d.Health, d.GPM, d.list = nil, nil, nil, nil
-	d.Energy = frame.Opt[float64]{}
-	d.utilization, d.sampled = nil, false
+	d.Load, d.Health, d.GPM, d.NVLink, d.MIG, d.list = nil, nil, nil, nil, nil, nil
+	d.utilization, d.smActive, d.sampled = nil, nil, false
 }
 
 func (b *Builder) device(now time.Time, f *frame.Device) {
 	d := b.devices[f.Index]
 	if d == nil || (f.UUID != "" && d.UUID != "" && d.UUID != f.UUID) {
 		// A new index, or another board behind it.
-		d = &device{workloads: map[key]*workload{}}
+		d = &device{workloads: map[key]*workload{}, past: map[string]*past{}}
 		b.devices[f.Index] = d
 	}
 	d.Index, d.State, d.Reason = f.Index, f.State, f.Reason
@@ -175,30 +195,21 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 	}
 	if f.Load != nil {
 		d.throttle(now)
-		d.Load, d.loadAt = f.Load, now
+		d.Load, d.MIG, d.loadAt = f.Load, f.MIG, now
 	}
 	if f.Processes != nil {
-		d.list, d.procsAt = f.Processes.List, now
+		d.list, d.procsAt = withMIG(f.Processes.List, f.MIG), now
 	}
 	if f.Health != nil {
 		d.healthPeriod, d.healthAt = period(d.healthAt, now), now
-		d.Health = f.Health
+		d.Health, d.NVLink = f.Health, f.NVLink
+		d.driverThrottle(f.Health.ThrottleSeconds)
 	}
 	if f.GPM != nil {
 		d.gpmPeriod, d.gpmAt = period(d.gpmAt, now), now
 		d.GPM = f.GPM
-	}
-	if f.Energy.OK {
-		d.Energy = f.Energy
-	}
-	if p := f.PCIe; p != nil {
-		d.PCIeSource = p.Source
-		if p.RX.OK {
-			d.PCIeRX = frame.Some(d.PCIeRX.V + float64(p.RX.V))
-		}
-		if p.TX.OK {
-			d.PCIeTX = frame.Some(d.PCIeTX.V + float64(p.TX.V))
-		}
+		fresh := newer(now, &d.lastSMActive, f.GPM.SMActive, 1)
+		d.smActive = b.window(now, append(d.smActive, fresh...))
 	}
 	if f.Samples != nil {
 		if f.Samples.ProcessUntil > 0 {
@@ -206,9 +217,36 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 		}
 		b.samples(now, d, f.Samples)
 	}
+	if f.Energy.OK {
+		b.energy(now, d, f.Energy.V) // after the samples: it is shared out by them
+	}
+	if p := f.PCIe; p != nil {
+		d.PCIeSource = p.Source
+		for i, n := range []frame.Opt[uint64]{toDevice: p.RX, fromDevice: p.TX} {
+			if n.OK {
+				d.pcie[i].add(now, n.V)
+			}
+		}
+	}
 	for _, p := range d.list {
 		b.workload(d, p.PID) // an entry for every listed process
 	}
+}
+
+// withMIG adds the processes that only the MIG devices list.
+func withMIG(list []frame.Process, mig []frame.MIG) []frame.Process {
+	whole := map[int]bool{}
+	for _, p := range list {
+		whole[p.PID] = true
+	}
+	for _, m := range mig {
+		for _, p := range m.Processes {
+			if !whole[p.PID] {
+				list = append(slices.Clip(list), p)
+			}
+		}
+	}
+	return list
 }
 
 // period is how far apart two readings of a group are, within reason.
@@ -236,6 +274,7 @@ func ThrottleReasons(mask uint64) map[string]bool {
 }
 
 // throttle adds the time since the previous reading to the reasons that held then.
+// Reasons that the driver counts itself are left to it.
 func (d *device) throttle(now time.Time) {
 	if d.Load != nil && d.Load.Throttle.OK && !d.throttleAt.IsZero() && now.Sub(d.throttleAt) < time.Minute {
 		if d.Throttled == nil {
@@ -243,7 +282,7 @@ func (d *device) throttle(now time.Time) {
 		}
 		for name, on := range ThrottleReasons(d.Load.Throttle.V) {
 			held := 0.0 // a reason that never held has a series of 0
-			if on {
+			if _, counted := d.throttled[name]; on && !counted {
 				held = max(0, now.Sub(d.throttleAt).Seconds())
 			}
 			d.Throttled[name] += held
@@ -252,9 +291,30 @@ func (d *device) throttle(now time.Time) {
 	d.throttleAt = now
 }
 
+// driverThrottle adds what the driver itself counted since the last reading, under the names of ThrottleReasons.
+func (d *device) driverThrottle(counted map[string]float64) {
+	if len(counted) > 0 && d.throttled == nil {
+		d.throttled = map[string]float64{}
+	}
+	if len(counted) > 0 && d.Throttled == nil {
+		d.Throttled = map[string]float64{}
+	}
+	for name, v := range counted {
+		if name == "hw_power_brake_slowdown" {
+			name = "hw_power_brake"
+		}
+		if last, ok := d.throttled[name]; ok {
+			d.Throttled[name] += max(0, v-last)
+		} else {
+			d.Throttled[name] += 0
+		}
+		d.throttled[name] = v
+	}
+}
+
 // workload returns the entry of a process, making it when it is new.
 func (b *Builder) workload(d *device, pid int) *workload {
-	facts := b.processes[pid]
+	facts, _ := b.facts(pid)
 	k := key{pid, facts.StartTime}
 	if w := d.workloads[k]; w != nil {
 		return w
@@ -273,9 +333,17 @@ func (b *Builder) workload(d *device, pid int) *workload {
 			}
 		}
 	}
-	w := &workload{}
-	d.workloads[k] = w
+	w := &workload{since: b.now}
+	if len(d.workloads) < maxWorkloads {
+		d.workloads[k] = w
+	}
 	return w
+}
+
+func (d *device) sortedKeys() []key {
+	return slices.SortedFunc(maps.Keys(d.workloads), func(x, y key) int {
+		return cmp.Or(cmp.Compare(x.pid, y.pid), cmp.Compare(x.start, y.start))
+	})
 }
 
 // usualSample is the driver's period, for a sample of which nothing tells the beginning.
@@ -293,12 +361,17 @@ func (b *Builder) samples(now time.Time, d *device, s *frame.Samples) {
 		list := slices.Clone(s.Process)
 		slices.SortStableFunc(list, func(x, y frame.ProcessSample) int { return cmp.Compare(x.Time, y.Time) })
 		span := float64(s.ProcessUntil - s.ProcessSince)
+		d.energy.covered += max(span, 0) / 1e6
+		future := now.Add(ahead).UnixMicro()
 		for _, p := range list {
 			if p.PID <= 0 || p.SM < 0 || p.SM > 100 || p.SM != p.SM {
 				continue
 			}
 			w := b.workload(d, p.PID)
-			if p.Time <= w.last {
+			if w.last > future {
+				w.last = 0
+			}
+			if p.Time <= w.last || p.Time > future {
 				continue
 			}
 			length := p.Time - max(s.ProcessSince, w.last)
@@ -317,24 +390,64 @@ func (b *Builder) samples(now time.Time, d *device, s *frame.Samples) {
 			}
 		}
 	}
-	for _, u := range s.Utilization {
-		if u.Value >= 0 && u.Value <= 100 {
-			d.utilization = append(d.utilization, u)
-		}
-	}
+	utilization := newer(now, &d.lastUtilization, s.Utilization, 100)
+	d.Utilization = d.Utilization.with(percentBounds, values(utilization))
+	d.Power = d.Power.with(wattBounds, values(newer(now, &d.lastPower, s.Power, maxWatts)))
+	d.utilization = b.window(now, append(d.utilization, utilization...))
 	oldest := now.Add(-b.cfg.Window).UnixMicro()
-	d.utilization = slices.DeleteFunc(d.utilization, func(u frame.Sample) bool { return u.Time < oldest })
 	for _, w := range d.workloads {
 		w.window = slices.DeleteFunc(w.window, func(p frame.ProcessSample) bool { return p.Time < oldest })
 	}
 }
 
-// PIDs returns the processes that the devices name: those of interest to the reader of /proc.
+// maxWatts is more than any device draws.
+const maxWatts = 1e5
+
+// ahead is how far in the future a sample may be. One that is further was taken before the clock was set back.
+const ahead = time.Second
+
+// newer returns the samples after *last that are possible, and moves *last on, so that each sample counts once however often it is delivered.
+func newer(now time.Time, last *int64, list []frame.Sample, most float64) []frame.Sample {
+	future := now.Add(ahead).UnixMicro()
+	if *last > future {
+		*last = 0
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(x, y frame.Sample) int { return cmp.Compare(x.Time, y.Time) })
+	return slices.DeleteFunc(list, func(s frame.Sample) bool {
+		if s.Time <= *last || s.Time > future || !(s.Value >= 0 && s.Value <= most) {
+			return true
+		}
+		*last = s.Time
+		return false
+	})
+}
+
+func values(list []frame.Sample) []float64 {
+	out := make([]float64, len(list))
+	for i, s := range list {
+		out[i] = s.Value
+	}
+	return out
+}
+
+// window drops what is older than the window.
+func (b *Builder) window(now time.Time, list []frame.Sample) []frame.Sample {
+	oldest := now.Add(-b.cfg.Window).UnixMicro()
+	return slices.DeleteFunc(list, func(s frame.Sample) bool { return s.Time < oldest })
+}
+
+// PIDs returns the processes that the devices or the tracer name: those of interest to the reader of /proc.
 func (b *Builder) PIDs() []int {
 	var pids []int
 	for _, d := range b.devices {
 		for _, p := range d.list {
 			pids = append(pids, p.PID)
+		}
+	}
+	for pid, p := range b.tracer.processes {
+		if p.Compute {
+			pids = append(pids, pid)
 		}
 	}
 	slices.Sort(pids)
@@ -344,184 +457,4 @@ func (b *Builder) PIDs() []int {
 // fresh tells whether a reading may still be shown.
 func (b *Builder) fresh(now, at time.Time, period time.Duration) bool {
 	return !at.IsZero() && now.Sub(at) <= 3*max(period, b.cfg.Interval)
-}
-
-// Snapshot returns the picture at now.
-func (b *Builder) Snapshot(now time.Time) *Snapshot {
-	s := &Snapshot{Time: now, Host: b.host, Sources: maps.Clone(b.sources), Library: b.library}
-	for _, name := range slices.Sorted(maps.Keys(b.calls)) {
-		c := *b.calls[name]
-		c.Buckets = slices.Clone(c.Buckets)
-		s.Calls = append(s.Calls, c)
-	}
-	known := make(map[string]containers.Container, len(b.containers))
-	for _, c := range b.containers {
-		known[c.ID] = c
-	}
-	self := map[int]bool{}
-	for _, pid := range b.host.Self {
-		self[pid] = true
-	}
-	for _, src := range b.sources {
-		if src.PID != 0 {
-			self[src.PID] = true
-		}
-	}
-	used := map[string]map[string]int{} // container id -> device UUID -> processes
-	var gpus []containers.GPU
-	for _, i := range slices.Sorted(maps.Keys(b.devices)) {
-		d := b.devices[i]
-		out := d.Device
-		if !b.fresh(now, d.loadAt, 0) {
-			out.Load = nil
-			if d.State == frame.StateOK {
-				out.State, out.Reason = frame.StateError, "no reading for three intervals"
-			}
-		}
-		if !b.fresh(now, d.healthAt, d.healthPeriod) {
-			out.Health = nil
-		}
-		if !b.fresh(now, d.gpmAt, d.gpmPeriod) {
-			out.GPM = nil
-		}
-		out.Throttled, out.Xids = maps.Clone(d.Throttled), maps.Clone(d.Xids)
-		for _, u := range d.utilization {
-			if u.Time >= now.Add(-b.cfg.Window).UnixMicro() {
-				out.MaxUtilization = frame.Some(max(out.MaxUtilization.V, u.Value))
-			}
-		}
-		if d.State == frame.StateOK {
-			g := containers.GPU{UUID: d.UUID, Index: d.Index, Minor: -1, PCIBusID: d.Info.PCIBusID}
-			if d.Info.Minor.OK {
-				g.Minor = d.Info.Minor.V
-			}
-			gpus = append(gpus, g)
-		}
-		n := len(s.Devices)
-		ws := b.workloads(now, d, n, known, self)
-		on := map[string]bool{}
-		for _, w := range ws {
-			if id := w.Container.ID; id != "" && w.Alive {
-				if used[id] == nil {
-					used[id] = map[string]int{}
-				}
-				used[id][d.UUID]++
-				on[id] = true
-			}
-		}
-		out.Containers = len(on)
-		if out.Load != nil && out.Load.MemoryUsed.OK && b.fresh(now, d.procsAt, 0) {
-			// NVML reads the device before its processes: when they hold more than it said, its figure is the older one.
-			var sum uint64
-			for _, w := range ws {
-				sum += w.Memory.V
-			}
-			load := *out.Load
-			load.MemoryUsed.V = max(load.MemoryUsed.V, sum)
-			out.Load = &load
-			ws = append(ws, Workload{Device: n, Alive: true, Memory: frame.Some(load.MemoryUsed.V - sum)})
-		}
-		s.Devices = append(s.Devices, out)
-		s.Workloads = append(s.Workloads, ws...)
-	}
-	for _, c := range b.containers {
-		sc := Container{Container: c, Assigned: containers.Resolve(c, gpus), Processes: used[c.ID]}
-		if len(c.Requests) > 0 || len(sc.Assigned) > 0 || len(sc.Processes) > 0 {
-			s.Containers = append(s.Containers, sc)
-		}
-	}
-	slices.SortFunc(s.Containers, func(x, y Container) int { return cmp.Compare(x.ID, y.ID) })
-	return s
-}
-
-// workloads lists the processes of one device, living and lingering.
-func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]containers.Container, self map[int]bool) []Workload {
-	listed := map[int]frame.Process{}
-	current := b.fresh(now, d.procsAt, 0)
-	if current {
-		for _, p := range d.list {
-			// A process with several MIG instances counts with all of them.
-			if have, ok := listed[p.PID]; ok && p.MemoryUsed.OK {
-				p.MemoryUsed = frame.Some(p.MemoryUsed.V + have.MemoryUsed.V)
-			}
-			listed[p.PID] = p
-		}
-	}
-	var out []Workload
-	for k, w := range d.workloads {
-		p, alive := listed[k.pid]
-		facts, ok := b.processes[k.pid]
-		if ok && k.start != 0 && facts.StartTime != k.start {
-			alive = false // the PID is another process's now
-		}
-		if !ok && b.asked[k.pid] {
-			alive = false // /proc no longer has it
-		}
-		if alive && ok {
-			w.facts = facts
-			w.container = containers.Owner(facts.Cgroup, func(id string) bool { _, is := known[id]; return is })
-			if w.container == "" {
-				w.container = facts.Container
-			}
-		}
-		c, running := known[w.container]
-		switch {
-		case running:
-			w.named, w.lastContainer = true, c
-		case w.named:
-			c = w.lastContainer
-			if b.sources[input.SourceDocker].Up {
-				alive = false // Docker said that the container ended: its processes are gone or going
-			}
-		default:
-			c = containers.Container{ID: w.container}
-		}
-		if self[k.pid] {
-			continue
-		}
-		if alive {
-			w.goneAt = time.Time{}
-		} else if w.goneAt.IsZero() {
-			w.goneAt = now
-		}
-		if !alive && now.Sub(w.goneAt) >= b.cfg.Linger {
-			delete(d.workloads, k)
-			continue
-		}
-		if !alive && w.facts.PID == 0 {
-			continue // a name in a sample and nothing else: no process was ever seen
-		}
-		o := Workload{Device: n, PID: k.pid, Container: c, Comm: w.facts.Comm, Command: w.facts.Command, Alive: alive}
-		if d.sampled || w.busy > 0 {
-			o.Busy = frame.Some(w.busy)
-		}
-		if alive {
-			o.Memory = p.MemoryUsed
-			if ok {
-				o.CPU = frame.Some(facts.CPUSeconds)
-			}
-			if d.sampled && b.fresh(now, d.samplesAt, d.samplesPeriod) {
-				o.Utilization, o.MemoryBW = frame.Some(w.mean.SM), frame.Some(w.mean.Memory)
-				o.Encoder, o.Decoder = frame.Some(w.mean.Enc), frame.Some(w.mean.Dec)
-				o.MaxUtilization = frame.Some(0.0)
-				for _, x := range w.window {
-					o.MaxUtilization.V = max(o.MaxUtilization.V, x.SM)
-				}
-			}
-		}
-		out = append(out, o)
-	}
-	// Labels name a process by its PID alone, so a PID that is used again has one series: the living process's.
-	slices.SortFunc(out, func(x, y Workload) int {
-		switch {
-		case x.PID != y.PID:
-			return cmp.Compare(x.PID, y.PID)
-		case x.Alive == y.Alive:
-			return 0
-		case x.Alive:
-			return -1
-		}
-		return 1
-	})
-	return slices.CompactFunc(out, func(x, y Workload) bool { return x.PID == y.PID })
 }
