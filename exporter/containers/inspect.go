@@ -139,7 +139,7 @@ func Named(id, name, image, imageID string, labels map[string]string) Container 
 	}
 	return Container{
 		ID:        Clean(id, 2*idLen),
-		Name:      Clean(strings.TrimPrefix(name, "/"), maxName),
+		Name:      Clean(strings.TrimLeft(name, "/"), maxName),
 		Image:     Clean(image, maxName),
 		ImageID:   Clean(imageID, maxName),
 		Project:   label("com.docker.compose.project", "io.podman.compose.project"),

@@ -217,7 +217,7 @@ func decodeEvent(m events.Message) (e event, ok bool) {
 
 // Longest answers that are read. An inspect answer has some ten kilobytes, a list about two per container.
 const (
-	maxAnswer = 32 << 20
+	maxAnswer = 16 << 20
 	maxEvent  = 1 << 20
 )
 

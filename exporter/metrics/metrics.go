@@ -228,12 +228,23 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	s := c.latest()
 	e := emitter{c, out}
 	base := make([][]string, len(s.Devices))
+	seen := make(map[string]bool, len(s.Devices))
 	for i, d := range s.Devices {
-		base[i] = []string{d.UUID, d.Info.Name, d.Info.PCIBusID, s.Host.IP}
+		uuid := d.UUID
+		if uuid == "" {
+			uuid = "unknown-" + strconv.Itoa(d.Index) // could never be opened, and counts as one that is not up
+		}
+		if seen[uuid] {
+			continue // of a driver that gives two devices one name, the first
+		}
+		seen[uuid] = true
+		base[i] = []string{uuid, d.Info.Name, d.Info.PCIBusID, s.Host.IP}
 		device(e, s, &s.Devices[i], base[i])
 	}
 	for i := range s.Workloads {
-		workload(e, s, &s.Workloads[i], base[s.Workloads[i].Device])
+		if labels := base[s.Workloads[i].Device]; labels != nil {
+			workload(e, s, &s.Workloads[i], labels)
+		}
 	}
 	for i := range s.Containers {
 		container(e, s, &s.Containers[i])

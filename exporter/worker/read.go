@@ -24,31 +24,38 @@ type lines struct {
 	r   *bufio.Reader
 	max int
 	buf []byte
+	cut bool // in the middle of a line of which errTooLong has been returned
 }
 
 func newLines(r io.Reader, size, max int) *lines {
 	return &lines{r: bufio.NewReaderSize(r, size), max: max}
 }
 
-// next returns the next line without its end, valid until the next call. errTooLong says that a line was skipped. A line that the end of the
-// stream cuts off is dropped: half a line is worth nothing.
+// next returns the next line without its end, valid until the next call. errTooLong says that a line is being skipped; of
+// one that does not end it says so again for every l.max bytes. A line that the end of the stream cuts off is dropped: half a line is worth nothing.
 func (l *lines) next() ([]byte, error) {
 	if cap(l.buf) > 1<<20 {
 		l.buf = nil // one huge line must not cost its memory for ever
 	}
 	l.buf = l.buf[:0]
-	long := false
+	skipped := 0
 	for {
 		part, err := l.r.ReadSlice('\n')
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return nil, err
 		}
-		if long = long || len(l.buf)+len(part) > l.max; long {
-			l.buf = l.buf[:0]
-			if err == nil {
+		if l.cut {
+			if skipped += len(part); err == nil {
+				l.cut, skipped = false, 0
+			} else if skipped > 16*l.max {
+				skipped = 0
 				return nil, errTooLong
 			}
 			continue
+		}
+		if len(l.buf)+len(part) > l.max {
+			l.cut = err != nil
+			return nil, errTooLong
 		}
 		if err == nil && len(l.buf) == 0 {
 			return part[:len(part)-1], nil

@@ -24,7 +24,8 @@ func TestLines(t *testing.T) {
 		{"just as long as allowed", strings.Repeat("y", 63) + "\nb\n", []string{strings.Repeat("y", 63), "b"}},
 		{"too long", long + "\nb\n", []string{"!", "b"}},
 		{"too long twice", long + "\n" + long + "\nb\n", []string{"!", "!", "b"}},
-		{"too long and no end", long, nil},
+		{"too long and no end", long, []string{"!"}},
+		{"no end for very long", strings.Repeat("x", 2300), []string{"!", "!", "!"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLines(strings.NewReader(c.in), 16, 64)

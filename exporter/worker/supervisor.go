@@ -37,6 +37,7 @@ type Supervisor struct {
 	restarts map[string]uint64
 	devices  map[int]deviceState
 	inPIDNS  bool
+	nonsense string // the complaint last logged about a line
 
 	mu      sync.Mutex
 	running *process
@@ -415,8 +416,9 @@ func (s *Supervisor) read(w *watch) (o outcome) {
 			s.mu.Lock()
 			s.garbage++
 			s.mu.Unlock()
-			if garbage == 1 {
-				s.cfg.Logger.Warn(name+" printed a line that is no frame", "reason", cleanTo(maxMessage, err.Error()))
+			if text := cleanTo(maxMessage, err.Error()); garbage == 1 && text != s.nonsense {
+				s.nonsense = text
+				s.cfg.Logger.Warn(name+" printed a line that is no frame", "reason", text)
 			}
 			if errors.Is(err, errVersion) || garbage >= s.cfg.MaxGarbage {
 				o.reason, o.text = ReasonGarbage, name+" does not print frames: "+cleanTo(maxMessage, err.Error())
@@ -499,12 +501,13 @@ func (s *Supervisor) finish(w *watch, o outcome, heard <-chan struct{}) outcome 
 		o.reason, o.text = ReasonMemory, fmt.Sprintf("%s grew beyond %d MiB", name, s.cfg.MemoryLimit>>20)
 	}
 	p.stdin.Close()
-	ended := false
+	ended, killed := false, false
 	if cause == causeStop || o.reason == "" {
 		// Asked to end, or its output has ended: it should be about to.
 		ended = p.gone(s.cfg.StopGrace)
 	}
 	if !ended {
+		killed = true
 		s.cfg.kill(p)
 		ended = p.gone(s.cfg.KillGrace)
 	}
@@ -528,7 +531,9 @@ func (s *Supervisor) finish(w *watch, o outcome, heard <-chan struct{}) outcome 
 	default:
 		status, _ := p.state.Sys().(syscall.WaitStatus)
 		switch {
-		case status.Signaled():
+		case killed && o.text == "":
+			o.reason, o.text = ReasonHang, name+" closed its output and did not end"
+		case status.Signaled() && !killed:
 			o.reason, o.text = ReasonCrash, fmt.Sprintf("%s crashed: %s", name, status.Signal())
 		case crash != "":
 			o.reason, o.text = ReasonCrash, fmt.Sprintf("%s crashed: %s", name, crash)
