@@ -1,5 +1,6 @@
-# Built after `make build`: nothing but the static program.
+# Built by `make image`: nothing but the static program.
 FROM scratch
-COPY bin/gpu-exporter /gpu-exporter
+ARG BIN=bin
+COPY ${BIN}/gpu-exporter /gpu-exporter
 EXPOSE 9400
 ENTRYPOINT ["/gpu-exporter"]

@@ -1,18 +1,29 @@
-# Targets: build run test lint generate bench clean.
+# Targets: build run test lint generate image cross bench clean.
 SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
+BIN ?= bin
+IMAGE ?= gpu-exporter:$(VERSION)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/prometheus/common/version.Version=$(VERSION)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
-.PHONY: build run test lint setup generate check-generate bench clean
+.PHONY: build cross image run test lint setup generate check-generate bench clean
 
 build:
-	mkdir -p bin $(dir $(WORKER))
-	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -ldflags '-s -w' -o bin/nvml-worker ./cmd/nvml-worker
-	gzip -9 -n -c bin/nvml-worker >$(WORKER)
-	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -tags embedworker -ldflags '$(LDFLAGS)' -o bin/gpu-exporter ./cmd/gpu-exporter
+	mkdir -p $(BIN) $(dir $(WORKER))
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-worker ./cmd/nvml-worker
+	gzip -9 -n -c $(BIN)/nvml-worker >$(WORKER)
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -tags embedworker -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
+
+# Both architectures, in bin/amd64 and bin/arm64.
+cross:
+	$(MAKE) build ARCH=amd64 BIN=bin/amd64
+	$(MAKE) build ARCH=arm64 BIN=bin/arm64
+
+# The image holds the static program alone: building it asks no registry for anything.
+image: build
+	docker build -q --build-arg BIN=$(BIN) -t $(IMAGE) .
 
 run: build
 	@if [ -e /dev/nvidiactl ] || [ -d /proc/driver/nvidia ]; then exec bin/gpu-exporter; \

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,16 +52,23 @@ func program(t *testing.T) string {
 	return path
 }
 
-var built = sync.OnceValues(func() (string, error) {
+var built = sync.OnceValues(func() (string, error) { return buildFor(runtime.GOARCH) })
+
+// buildFor builds the program for an architecture, worker inside.
+func buildFor(arch string) (string, error) {
+	dir := filepath.Join(buildDir, arch)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
 	build := func(args ...string) error {
 		cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w"}, args...)...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("building: %w\n%s", err, out)
 		}
 		return nil
 	}
-	worker, path := filepath.Join(buildDir, "nvml-worker"), filepath.Join(buildDir, "gpu-exporter")
+	worker, path := filepath.Join(dir, "nvml-worker"), filepath.Join(dir, "gpu-exporter")
 	if err := build("-o", worker, "../nvml-worker"); err != nil {
 		return "", err
 	}
@@ -88,7 +96,7 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	return path, build("-overlay", worker+".json", "-tags", "embedworker", "-o", path, ".")
-})
+}
 
 // process is a running gpu-exporter.
 type process struct {
