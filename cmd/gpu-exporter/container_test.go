@@ -1,0 +1,108 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gpu-exporter/exporter/docker/dockertest"
+	"gpu-exporter/nvml/fake"
+)
+
+// TestFromScratch: in an image that holds the program and nothing else, the host's NVML is loaded and the host's containers have their names.
+func TestFromScratch(t *testing.T) {
+	d := dockertest.Start(t)
+	binary, err := os.ReadFile(program(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(t.TempDir(), "image.tar")
+	f, err := os.Create(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tar.NewWriter(f)
+	if err := w.WriteHeader(&tar.Header{Name: "gpu-exporter", Mode: 0o755, Size: int64(len(binary))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(binary); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() >= 20_000_000 {
+		t.Errorf("an image of %d bytes, want less than 20 MB: %v", info.Size(), err)
+	}
+	f.Close()
+	d.Docker(t, "import", "--change", `ENTRYPOINT ["/gpu-exporter"]`, image, "gpu-exporter:latest")
+
+	job := d.Run(t, "--name", "job", "--gpus", `"device=0"`, "busybox")
+	gpu := fake.H200(0)
+	host, inside := sleeper(t), pid(t, d, "job")
+	hold(&gpu, 10*mib, fake.Process{PID: inside, Memory: 2 * gib}, fake.Process{PID: host, Memory: gib})
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+
+	d.Run(t, "--name", "exporter", "--privileged", "--pid=host", "--network=host", "-v", "/:/host:ro", "-v", d.Socket+":/var/run/docker.sock",
+		"gpu-exporter", "--driver-root=/host", "--nvml.library="+h.Library, "--web.listen-address=127.0.0.1:0")
+	p := &process{exited: make(chan struct{})}
+	for i := 0; p.address == ""; i++ {
+		if m := listening.FindStringSubmatch(containerLog(t, d, "exporter")); m != nil {
+			p.address = m[1]
+		} else if i == 100 {
+			t.Fatalf("it does not serve:\n%s", containerLog(t, d, "exporter"))
+		} else {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	s := p.until(t, 10*time.Second, "the fake GPU's processes with the host's container", func(s scrape) bool {
+		return s.has(2*gib, "gpu_memory_used_bytes", "container_name", "job", "container_id", job[:12], "image_name", "busybox", "process_pid", fmt.Sprint(inside))
+	})
+	s.want(t, gib, "gpu_memory_used_bytes", "container_name", "", "process_pid", fmt.Sprint(host))
+	s.want(t, 1, "gpu_container_assigned", "container_name", "job", "gpu_device_uuid", uuid(gpu))
+	s.want(t, s.sum("gpu_memory_used_bytes"), "gpu_device_memory_used_bytes")
+	s.want(t, 1, "gpu_exporter_nvml_up")
+	s.want(t, 1, "gpu_exporter_docker_up")
+	if len(s.find("gpu_process_cpu_seconds_total", "process_pid", fmt.Sprint(host))) != 1 {
+		t.Error("no CPU time of the host's process")
+	}
+	kin := descendants(pid(t, d, "exporter"))
+	if len(kin) != 1 {
+		t.Errorf("%d children of the exporter, want the worker", len(kin))
+	}
+	d.Docker(t, "kill", "-s", "TERM", "exporter")
+	if code := d.Docker(t, "wait", "exporter"); code != "0" {
+		t.Errorf("exit code %s", code)
+	}
+	for _, pid := range kin {
+		if running(pid) {
+			t.Errorf("worker %d outlives the container", pid)
+		}
+	}
+	if text := containerLog(t, d, "exporter"); strings.Contains(text, "level=ERROR") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+// containerLog returns what a container wrote, standard error included.
+func containerLog(t *testing.T, d *dockertest.Daemon, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(d.Docker(t, "inspect", "-f", "{{.LogPath}}", name))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for lines := json.NewDecoder(bytes.NewReader(b)); ; {
+		var line struct{ Log string }
+		if lines.Decode(&line) != nil { // the end, or half a line
+			return text.String()
+		}
+		text.WriteString(line.Log)
+	}
+}
