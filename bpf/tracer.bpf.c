@@ -137,6 +137,7 @@ const enum cause *unused_cause __attribute__((unused));
 volatile const char prefix[PREFIX] = "/dev/nvidia"; // names whose failed opens are counted: a failed open has no inode
 volatile const u32 prefix_len = 11;
 volatile const bool cgroup_v1 = false; // controllers are mounted in version 1: the first of them tells containers apart
+volatile const bool have_task_btf = false; // kernel 5.11: fields of the current task are read without a call for each
 volatile const u32 open_rate = 512; // records of one process a second; opens beyond are counted only
 volatile const u32 call_rate = 20000; // calls beyond are lost for the ledger
 volatile const u32 xid_dev_at = 8, xid_code_at = 16, xid_code_size = 8, xid_msg_at = 24; // of the driver's tracepoint
@@ -282,9 +283,11 @@ static __always_inline struct task_struct *current_task(void)
 
 static __always_inline u64 current_group(void)
 {
-	if (cgroup_v1)
-		return BPF_CORE_READ(current_task(), cgroups, subsys[0], cgroup, kn, id);
-	return bpf_get_current_cgroup_id();
+	if (!cgroup_v1)
+		return bpf_get_current_cgroup_id();
+	if (have_task_btf)
+		return bpf_get_current_task_btf()->cgroups->subsys[0]->cgroup->kn->id;
+	return BPF_CORE_READ(current_task(), cgroups, subsys[0], cgroup, kn, id);
 }
 
 static __always_inline u32 node_of(u32 rdev)
@@ -306,12 +309,20 @@ static __always_inline u32 node_of(u32 rdev)
 
 static __always_inline struct file *file_of(u32 fd)
 {
-	struct fdtable *table = BPF_CORE_READ(current_task(), files, fdt);
 	struct file **files, *file = 0;
+	struct fdtable *table;
 
-	if (fd >= BPF_CORE_READ(table, max_fds))
-		return 0;
-	files = BPF_CORE_READ(table, fd);
+	if (have_task_btf) {
+		table = bpf_get_current_task_btf()->files->fdt;
+		if (fd >= table->max_fds)
+			return 0;
+		files = table->fd;
+	} else {
+		table = BPF_CORE_READ(current_task(), files, fdt);
+		if (fd >= BPF_CORE_READ(table, max_fds))
+			return 0;
+		files = BPF_CORE_READ(table, fd);
+	}
 	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
 	return file;
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
@@ -105,6 +107,7 @@ func line(err error) string {
 		err = fmt.Errorf("the kernel refuses the program: %w", verifier.Cause)
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n")
+	text, _, _ = strings.Cut(text, " (MEMLOCK may be too low") // it was raised: load
 	return text
 }
 
@@ -178,7 +181,10 @@ func configure(spec *ebpf.CollectionSpec, config *Config) error {
 			spec.Maps[name].MaxEntries = uint32(size)
 		}
 	}
-	values := map[string]any{bpfVarCgroupV1: config.cgroupV1}
+	values := map[string]any{
+		bpfVarCgroupV1:    config.cgroupV1,
+		bpfVarHaveTaskBtf: !config.noTaskBTF && features.HaveProgramHelper(ebpf.TracePoint, asm.FnGetCurrentTaskBtf) == nil,
+	}
 	if l.OpenRate > 0 {
 		values[bpfVarOpenRate] = uint32(l.OpenRate)
 	}

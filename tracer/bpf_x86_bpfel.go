@@ -246,6 +246,7 @@ const (
 	bpfProgTpOpenatEnter = "tp_openat_enter"
 	bpfVarCallRate       = "call_rate"
 	bpfVarCgroupV1       = "cgroup_v1"
+	bpfVarHaveTaskBtf    = "have_task_btf"
 	bpfVarOpenRate       = "open_rate"
 	bpfVarPrefix         = "prefix"
 	bpfVarPrefixLen      = "prefix_len"
@@ -343,6 +344,7 @@ type bpfMapSpecs struct {
 type bpfVariableSpecs struct {
 	CallRate    *ebpf.VariableSpec `ebpf:"call_rate"`
 	CgroupV1    *ebpf.VariableSpec `ebpf:"cgroup_v1"`
+	HaveTaskBtf *ebpf.VariableSpec `ebpf:"have_task_btf"`
 	OpenRate    *ebpf.VariableSpec `ebpf:"open_rate"`
 	Prefix      *ebpf.VariableSpec `ebpf:"prefix"`
 	PrefixLen   *ebpf.VariableSpec `ebpf:"prefix_len"`
@@ -414,6 +416,7 @@ func (m *bpfMaps) Close() error {
 type bpfVariables struct {
 	CallRate    *ebpf.Variable `ebpf:"call_rate"`
 	CgroupV1    *ebpf.Variable `ebpf:"cgroup_v1"`
+	HaveTaskBtf *ebpf.Variable `ebpf:"have_task_btf"`
 	OpenRate    *ebpf.Variable `ebpf:"open_rate"`
 	Prefix      *ebpf.Variable `ebpf:"prefix"`
 	PrefixLen   *ebpf.Variable `ebpf:"prefix_len"`

@@ -287,6 +287,23 @@ func TestAuto(t *testing.T) {
 	w.held(cmd.Process.Pid)
 }
 
+// TestOldKernel reads descriptors and groups the way that kernels before 5.11 need.
+func TestOldKernel(t *testing.T) {
+	w := start(t, func(c *Config) { c.noTaskBTF = true })
+	fd, err := unix.Open("/dev/full", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	_ = unix.IoctlSetInt(fd, 0x4611, 0) // ENOTTY
+	r := w.until("the call", func(r *activity.Report) bool {
+		return total(r, calls("ctl_0x11")) == 1 && process1(r, os.Getpid()) != nil
+	})
+	if n := total(r, opens("ctl", "ok")); n != 1 {
+		t.Errorf("%d opens", n)
+	}
+}
+
 // TestBadForm makes driver calls of a form that no driver version has, on a terminal, whose calls have the same low bytes: TIOCGSID is 0x29,
 // TCSETS2 is 0x2b with 44 bytes. They succeed, so the ledger must know that it missed something.
 func TestBadForm(t *testing.T) {

@@ -12,6 +12,8 @@ type prober struct {
 	out    chan probed
 	end    chan struct{}
 	ended  chan struct{}
+	asked  int // by the loop, which counts the answers too: they come in order
+	got    int
 }
 
 // probed is what the probes say at one moment.
@@ -47,19 +49,28 @@ func (r *prober) run() {
 	}
 }
 
-// scan has a process's libraries looked at. Work that does not fit is left: the process is scanned again when it is reconciled.
-func (r *prober) scan(pid int) {
+// scan has a process's libraries looked at. Work that does not fit is left, and false returned: the process is scanned again when it is
+// reconciled.
+func (r *prober) scan(pid int) bool {
 	if r == nil {
-		return
+		return false
 	}
 	select {
 	case r.work <- pid:
+		return true
 	default:
+		return false
 	}
 }
 
-// ask has the totals read.
-func (r *prober) ask() { r.scan(0) }
+// ask has the totals read. It returns the number of the answer that will have them, and false where they are not read.
+func (r *prober) ask() (number int, ok bool) {
+	if ok = r.scan(0); ok {
+		r.asked++
+		number = r.asked
+	}
+	return number, ok
+}
 
 // results is where the totals come.
 func (r *prober) results() <-chan probed {

@@ -33,6 +33,7 @@ type process struct {
 	launches   uint64
 	dropped    uint64
 	suppressed uint64
+	last       int // it ended, and this answer of the probes has its last totals; until then it is still reported
 }
 
 // maxProcesses bounds the table.
@@ -219,6 +220,13 @@ func (r *run) exit(e *bpfEndEvent) bool {
 		detail = fmt.Sprintf("signal %d", signal)
 	}
 	r.tell(Event{Kind: "exit", PID: p.PID, Comm: p.Comm, Cgroup: p.Cgroup, Detail: detail}, e.H.Time)
+	if p.haveProbed {
+		if number, ok := r.probes.ask(); ok {
+			p.last = number
+			r.ledger.Apply(ledger.Event{Kind: ledger.Exit, PID: int32(p.PID), Start: p.StartTime, Time: int64(e.H.Time)})
+			return true
+		}
+	}
 	r.remove(p, int64(e.H.Time))
 	return true
 }
@@ -454,8 +462,9 @@ const (
 	updateNew    = 1 // BPF_NOEXIST
 )
 
-// probed takes in what the probes counted.
-func (r *run) probed(result probed) {
+// probed takes in what the probes counted. It returns the processes that ended and have their last totals now.
+func (r *run) probed(result probed) (last []*process) {
+	r.probes.got++
 	for pid, t := range result.totals {
 		p := r.processes[pid]
 		if p == nil {
@@ -471,6 +480,12 @@ func (r *run) probed(result probed) {
 	if result.lost > 0 {
 		r.lost["probes"] = result.lost
 	}
+	for _, p := range r.processes {
+		if p.last != 0 && p.last <= r.probes.got {
+			last = append(last, p)
+		}
+	}
+	return last
 }
 
 // publish gives out a report.

@@ -48,6 +48,7 @@ type Config struct {
 	cgroupV1   bool
 	controller string
 	reconcile  time.Duration // how often known processes are looked at again
+	noTaskBTF  bool          // as on kernels before 5.11
 }
 
 // Tracer is made by New and does its work in Run.
@@ -263,7 +264,13 @@ func (r *run) loop(ctx context.Context, records <-chan any) {
 			r.tick(time.Now())
 			r.publish()
 		case result := <-r.probes.results():
-			r.probed(result)
+			if last := r.probed(result); len(last) > 0 {
+				r.publish()
+				for _, p := range last {
+					r.remove(p, monotonic(unix.CLOCK_MONOTONIC))
+				}
+				r.publish()
+			}
 		case <-flush:
 			flush = nil
 			r.rescan(false)
