@@ -76,10 +76,10 @@ func open(config *Config) (k *kernel, mode, reason string) {
 
 // possible tells what the kernel or this process plainly lacks, in words that help more than the error of an attempt.
 func possible(config *Config) error {
-	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
+	if _, err := os.Stat(config.sysRoot + "/kernel/btf/vmlinux"); err != nil {
 		return fmt.Errorf("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF): %w", err)
 	}
-	if text, err := readFile("/sys/kernel/security/lockdown"); err == nil && strings.Contains(text, "[confidentiality]") {
+	if text, err := readFile(config.sysRoot + "/kernel/security/lockdown"); err == nil && strings.Contains(text, "[confidentiality]") {
 		return errors.New("the kernel is locked down (confidentiality): BPF may not read its memory")
 	}
 	status, err := readFile(config.ProcRoot + "/self/status")

@@ -236,6 +236,29 @@ func TestOff(t *testing.T) {
 	}
 }
 
+// TestKernelLacks is about kernels without type information, and locked-down ones.
+func TestKernelLacks(t *testing.T) {
+	root := t.TempDir()
+	reason := func() string {
+		w := start(t, func(c *Config) { c.sysRoot = root })
+		return w.until("off", func(r *activity.Report) bool { return r.Mode == ModeOff }).Reason
+	}
+	if got := reason(); !strings.HasPrefix(got, "the kernel has no BTF") {
+		t.Errorf("%q", got)
+	}
+	for name, content := range map[string]string{"btf/vmlinux": "", "security/lockdown": "none integrity [confidentiality]\n"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, "kernel", name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "kernel", name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := reason(); !strings.HasPrefix(got, "the kernel is locked down") {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestNoCapability runs without CAP_BPF.
 func TestNoCapability(t *testing.T) {
 	if os.Getenv("TRACER_NO_CAPABILITY") != "" {

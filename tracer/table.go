@@ -220,7 +220,7 @@ func (r *run) exit(e *bpfEndEvent) bool {
 		detail = fmt.Sprintf("signal %d", signal)
 	}
 	r.tell(Event{Kind: "exit", PID: p.PID, Comm: p.Comm, Cgroup: p.Cgroup, Detail: detail}, e.H.Time)
-	if p.haveProbed {
+	if p.haveProbed || p.Compute {
 		if number, ok := r.probes.ask(); ok {
 			p.last = number
 			r.ledger.Apply(ledger.Event{Kind: ledger.Exit, PID: int32(p.PID), Start: p.StartTime, Time: int64(e.H.Time)})

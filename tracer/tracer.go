@@ -45,6 +45,7 @@ type Config struct {
 	Logger     *slog.Logger
 	Events     func(Event) // told of every event, when set; called from Run's goroutine
 
+	sysRoot    string // default /sys
 	cgroupV1   bool
 	controller string
 	reconcile  time.Duration // how often known processes are looked at again
@@ -76,6 +77,9 @@ func New(config Config) (*Tracer, error) {
 	}
 	if config.CgroupRoot == "" {
 		config.CgroupRoot = "/sys/fs/cgroup"
+	}
+	if config.sysRoot == "" {
+		config.sysRoot = "/sys"
 	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)

@@ -36,6 +36,7 @@ type watcher struct {
 	mu     sync.Mutex
 	last   *activity.Report
 	events []Event
+	each   func(*activity.Report) // called for every report, when set
 }
 
 // start runs a tracer on the test devices until the test ends, and waits until it has looked at every process.
@@ -66,6 +67,9 @@ func start(t *testing.T, change func(*Config)) *watcher {
 		done <- tracer.Run(ctx, func(r *activity.Report) {
 			w.mu.Lock()
 			w.last = r
+			if w.each != nil {
+				w.each(r)
+			}
 			w.mu.Unlock()
 		})
 	}()
