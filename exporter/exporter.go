@@ -16,12 +16,15 @@ import (
 	"gpu-exporter/exporter/recording"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/worker"
+	"gpu-exporter/tracer"
+	"gpu-exporter/tracer/activity"
 )
 
 // Config says what to watch.
 type Config struct {
 	Worker   worker.Config
 	Docker   docker.Config
+	Tracer   tracer.Config
 	ProcRoot string
 	HostIP   string
 	Snapshot snapshot.Config
@@ -61,6 +64,10 @@ func (e *Exporter) Run(ctx context.Context) error {
 		record = w
 		defer w.Close()
 	}
+	kernel, err := tracer.New(e.cfg.Tracer)
+	if err != nil {
+		return err
+	}
 	inputs := make(chan input.Input, 1024)
 	emit := func(in input.Input) {
 		select {
@@ -84,6 +91,12 @@ func (e *Exporter) Run(ctx context.Context) error {
 		sources.Go(func() { worker.New(e.cfg.Worker).Run(ctx, emit) })
 		sources.Go(func() { docker.New(e.cfg.Docker).Run(ctx, emit) })
 		sources.Go(func() { procs.Run(ctx, emit) })
+		sources.Go(func() {
+			err := kernel.Run(ctx, func(r *activity.Report) { emit(input.Input{Time: r.Time, Tracer: r}) })
+			if err != nil {
+				e.cfg.Logger.Error("tracer stopped", "err", err)
+			}
+		})
 	}
 
 	b := snapshot.NewBuilder(e.cfg.Snapshot)

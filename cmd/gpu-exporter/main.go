@@ -37,6 +37,7 @@ import (
 	"gpu-exporter/exporter/recording"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/worker"
+	"gpu-exporter/tracer"
 )
 
 func main() {
@@ -81,7 +82,7 @@ func run(args []string) error {
 	app.Version(versioninfo.Print("gpu-exporter"))
 	// The flags of the application say what is watched; each command has its own besides. Without a command it serves.
 	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
-	commands := []command{psCommand(app)}
+	commands := []command{psCommand(app), traceCommand(app)}
 	var (
 		path      = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
 		interval  = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
@@ -91,6 +92,10 @@ func run(args []string) error {
 		engine    = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
 		proc      = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
 		hostIP    = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
+		mode      = app.Flag("tracer", "How kernel events are traced: auto takes fentry, else tracepoint, else off.").Default("auto").Enum("auto", "fentry", "tracepoint", "off")
+		probe     = app.Flag("probe", "Count copies and allocations with probes on libcuda.").Default("on").Enum("on", "off")
+		launches  = app.Flag("probe.launches", "Count kernel launches too, about a microsecond each.").Bool()
+		traced    = app.Flag("tracer.devices", "Character devices to trace instead of NVIDIA's, as MAJOR:MINOR=NODE: for tests.").Hidden().Strings()
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
 		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
 		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
@@ -137,6 +142,12 @@ func run(args []string) error {
 		ProcRoot: *proc, HostIP: *hostIP, Record: *record, Logger: logger,
 		Snapshot: snapshot.Config{Interval: *interval, Window: *window, Linger: *linger},
 	}
+	devices, err := tracedDevices(*traced)
+	if err != nil {
+		return usageError{fmt.Errorf("--tracer.devices: %w", err)}
+	}
+	cfg.Tracer = tracer.Config{Mode: *mode, ProcRoot: *proc, CgroupRoot: cgroupRoot(*proc), Devices: devices, Window: *window, Linger: *linger,
+		Probe: *probe == "on", Launches: *launches, Logger: logger}
 	if *root != "/" {
 		cfg.Worker.DriverRoot = *root
 	}
@@ -165,6 +176,19 @@ func run(args []string) error {
 type command struct {
 	name string
 	run  func(exporter.Config) error
+}
+
+// cgroupRoot is the host's hierarchy of control groups: in a container, its own is only a part of it.
+func cgroupRoot(proc string) string {
+	if host := proc + "/1/root/sys/fs/cgroup"; exists(host) {
+		return host
+	}
+	return "/sys/fs/cgroup"
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // open reads a recording, the built-in one by the name demo.
@@ -258,6 +282,16 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 		default:
 			fmt.Fprintf(w, "%s: down: %s\n", name, src.Reason)
 		}
+	}
+	switch r := s.Tracer; {
+	case s.TracerUp && r.Ledger:
+		fmt.Fprintf(w, "tracer: up, with %s\n", r.Mode)
+	case s.TracerUp:
+		fmt.Fprintf(w, "tracer: up, with %s; no memory from kernel events: %s\n", r.Mode, r.LedgerReason)
+	case r == nil:
+		fmt.Fprintln(w, "tracer: starting")
+	default:
+		fmt.Fprintf(w, "tracer: down: %s\n", r.Reason)
 	}
 }
 

@@ -69,7 +69,7 @@ func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, e
 		}
 	}
 	cfg.Logger = slog.New(slog.DiscardHandler) // the states of the sources are shown instead
-	cfg.Worker.Logger, cfg.Docker.Logger = cfg.Logger, cfg.Logger
+	cfg.Worker.Logger, cfg.Docker.Logger, cfg.Tracer.Logger = cfg.Logger, cfg.Logger, cfg.Logger
 	e := exporter.New(cfg)
 	go e.Run(ctx) // it fails only in opening a file to record in, and there is none
 	return &source{local: e}, nil

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gpu-exporter/exporter/docker/dockertest"
+)
+
+// traced makes /dev/full (1:7) count as a GPU, so that real kernel events come without one.
+const traced = "--tracer.devices=1:7=gpu"
+
+// TestTracer: what a container does to a traced device is on /metrics by its name, and `trace` shows it as it happens.
+func TestTracer(t *testing.T) {
+	d := dockertest.Start(t)
+	p := start(t, traced, "--docker.host="+d.Host, "--nvml.library=/none")
+	p.until(t, 10*time.Second, "the tracer", func(s scrape) bool { return len(s.find("gpu_exporter_tracer_up")) > 0 })
+
+	cmd := exec.Command(program(t), "trace", "--json", traced, "--docker.host="+d.Host)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { cmd.Process.Kill() })
+	defer stop()
+	time.Sleep(2 * time.Second) // until it is attached: it says so to people only
+
+	d.Run(t, "--name", "opener", "busybox", "sh", "-c", "sleep 1; for i in 1 2 3 4 5; do cat </dev/full | head -c 1; done; sleep 600")
+	kinds := map[string]bool{}
+	lines := bufio.NewScanner(out)
+	for !(kinds["open"] && kinds["exit"]) && lines.Scan() {
+		var e tracedEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatalf("%q: %v", lines.Text(), err)
+		}
+		if e.ContainerName == "opener" {
+			kinds[e.Kind] = true
+		}
+	}
+	if !kinds["open"] || !kinds["exit"] {
+		t.Errorf("trace showed only %v of the container", kinds)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("trace ended with %v", err)
+	}
+
+	p.until(t, 10*time.Second, "five opens and their processes", func(s scrape) bool {
+		opens := s.find("gpu_device_opens_total", "container_name", "opener", "node", "gpu", "result", "ok")
+		started := s.find("gpu_processes_started_total", "container_name", "opener")
+		return len(opens) == 1 && opens[0].value == 5 && len(started) == 1 && started[0].value == 5
+	})
+	if ready := p.get(t, "/-/ready"); !strings.Contains(ready, "tracer: up") {
+		t.Errorf("ready says %q", ready)
+	}
+	p.stop(t)
+}
