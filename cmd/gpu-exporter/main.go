@@ -220,7 +220,7 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 
 	mux := http.NewServeMux()
 	// Not compressed: a gzip writer is 0.8 MB that every other scrape would make anew, and half of its time, to save 30 kB.
-	mux.Handle(path, promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
+	mux.Handle(path, metrics.Handler(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 16, EnableOpenMetrics: true,
 		DisableCompression: true}))
 	people := page.New(e.Latest)

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"gpu-exporter/nvml/fake"
+)
+
+// promServer is a real Prometheus that scrapes the exporter every 4 seconds.
+type promServer struct{ url string }
+
+func scrapedBy(t *testing.T, p *process) *promServer {
+	t.Helper()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "prometheus.yml")
+	text := fmt.Sprintf("global:\n  scrape_interval: 4s\nscrape_configs:\n- job_name: gpu\n  static_configs:\n  - targets: [%q]\n", p.address)
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var log lockedBuffer
+	cmd := exec.Command("prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address=127.0.0.1:0")
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v: apt-get install prometheus", err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	address := regexp.MustCompile(`msg="Listening on" address=(\S+)`)
+	for range 200 {
+		if m := address.FindStringSubmatch(log.String()); m != nil {
+			return &promServer{"http://" + m[1]}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("prometheus does not serve:\n%s", log.String())
+	return nil
+}
+
+// query evaluates an expression now.
+func (p *promServer) query(t *testing.T, expr string) []series {
+	t.Helper()
+	r, err := http.Get(p.url + "/api/v1/query?query=" + url.QueryEscape(expr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Status, Error string
+		Data          struct {
+			Result []struct {
+				Metric map[string]string
+				Value  [2]any
+			}
+		}
+	}
+	if err := json.Unmarshal(b, &answer); err != nil || answer.Status != "success" {
+		t.Fatalf("%s: %v\n%s", expr, err, b)
+	}
+	var list []series
+	for _, x := range answer.Data.Result {
+		text, _ := x.Value[1].(string)
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", expr, err)
+		}
+		list = append(list, series{x.Metric, v})
+	}
+	return list
+}
+
+// until evaluates an expression until ok, or fails the test.
+func (p *promServer) until(t *testing.T, within time.Duration, expr string, ok func([]series) bool) []series {
+	t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(100 * time.Millisecond) {
+		list := p.query(t, expr)
+		if ok(list) {
+			return list
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s is %v", within, expr, list)
+		}
+	}
+}
+
+// TestPrometheus: a real Prometheus takes what the exporter serves, the rules of the metrics contract say what they mean, and a job that came and
+// went between two scrapes has its GPU time counted.
+func TestPrometheus(t *testing.T) {
+	gpu := fake.H200(0)
+	job := sleeper(t)
+	hold(&gpu, 0, fake.Process{PID: job, Memory: 145_000_000_000})
+	gpu.Set("temperature", 97)
+	gpu.Set("ecc", 0, 3, 0, 3)
+	gpu.Busy = []fake.Busy{{PID: job, SM: 50}}
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	p := start(t, "--nvml.library="+h.Library, "--docker.host=unix://"+engine(t, nil, nil), "--nvml.interval=100ms")
+	prom := scrapedBy(t, p)
+	one := func(list []series) bool { return len(list) == 1 }
+	prom.until(t, 10*time.Second, `up`, func(list []series) bool { return one(list) && list[0].value == 1 })
+
+	full := prom.until(t, 10*time.Second, `gpu_memory_used_bytes / gpu_memory_total_bytes * 100 > 90`, one)
+	if got := full[0]; got.labels["process_pid"] != strconv.Itoa(job) || got.value < 96 || got.value > 97 {
+		t.Errorf("memory: %v", got)
+	}
+	if hot := prom.until(t, 5*time.Second, `gpu_temperature_celsius > 95`, one); hot[0].value != 97 || hot[0].labels["gpu_device_uuid"] != uuid(gpu) {
+		t.Errorf("temperature: %v", hot)
+	}
+	if ecc := prom.until(t, 5*time.Second, `gpu_ecc_errors{type="volatile"} > 0`, one); ecc[0].value != 3 || ecc[0].labels["severity"] != "uncorrected" {
+		t.Errorf("ECC: %v", ecc)
+	}
+	prom.until(t, 5*time.Second, `avg_over_time(gpu_temperature_celsius[5m]) > 85 and max_over_time(gpu_temperature_celsius[30s]) > 90`, one)
+	prom.query(t, `sum by (container_name, gpu_device_name) (rate(gpu_pci_bandwidth_bytes_total[5m]))`)
+	rate := prom.until(t, 20*time.Second, fmt.Sprintf(`rate(gpu_busy_seconds_total{process_pid="%d"}[20s])`, job), func(list []series) bool {
+		return one(list) && list[0].value > 0.25 && list[0].value < 0.6
+	})
+	t.Logf("rate of a job that uses half of the GPU: %v", rate[0].value)
+
+	t.Run("job between two scrapes", func(t *testing.T) {
+		// It lives from just after one scrape to just before the next.
+		scraped := func() float64 { return prom.query(t, `timestamp(up)`)[0].value }
+		for before := scraped(); scraped() == before; {
+			time.Sleep(5 * time.Millisecond)
+		}
+		short := exec.Command("sleep", "600")
+		if err := short.Start(); err != nil {
+			t.Fatal(err)
+		}
+		with := gpu
+		hold(&with, 0, append(gpu.Processes, fake.Process{PID: short.Process.Pid, Memory: gib})...)
+		with.Busy = append(with.Busy, fake.Busy{PID: short.Process.Pid, SM: 100})
+		h.Set(t, fake.Scenario{GPUs: []fake.GPU{with}})
+		time.Sleep(3200 * time.Millisecond) // the driver is asked for samples every 2 s
+		short.Process.Kill()
+		short.Wait()
+		hold(&gpu, 0, gpu.Processes...)
+		h.Set(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+		expr := fmt.Sprintf(`increase(gpu_busy_seconds_total{process_pid="%d"}[1m])`, short.Process.Pid)
+		list := prom.until(t, 10*time.Second, expr, func(list []series) bool { return one(list) && list[0].value > 0 })
+		t.Logf("%v s of SM time", list[0].value)
+	})
+
+	check := exec.Command("promtool", "check", "metrics")
+	check.Stdin = strings.NewReader(p.get(t, "/metrics"))
+	if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+	p.stop(t)
+}
