@@ -99,6 +99,10 @@ func run(args []string) error {
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
 		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
 		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
+		perPID    = serving.Flag("metrics.processes", "A series per process: true, or false: processes are summed into their containers.").Default("true").Enum("true", "false")
+		valueLbls = serving.Flag("metrics.value-labels", "Add temperature, power, memory used and memory total as labels to gpu_utilization_percent. "+
+			"Every change of one makes a new series: thousands per process and day. Off unless something depends on it.").Bool()
+		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape; those of processes are left out first. 0: no bound.").Default("100000").Int()
 		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
 		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
 		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()
@@ -112,7 +116,13 @@ func run(args []string) error {
 	}
 	logger := promslog.New(logConfig)
 
-	options := metrics.Options{}
+	options := metrics.Options{Fold: *perPID == "false", ValueLabels: *valueLbls, MaxSeries: *maxSeries}
+	if *maxSeries < 0 {
+		return usageError{errors.New("--metrics.max-series must not be negative")}
+	}
+	if *valueLbls {
+		logger.Warn("--metrics.value-labels makes a new series of gpu_utilization_percent with every change of temperature, power or memory")
+	}
 	for _, f := range []struct {
 		text string
 		to   **regexp.Regexp

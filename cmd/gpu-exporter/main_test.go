@@ -58,7 +58,7 @@ func TestDemo(t *testing.T) {
 // TestWrongFlags: one line and exit code 2.
 func TestWrongFlags(t *testing.T) {
 	path := program(t)
-	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--nvml.interval=-1s"}, {"--replay=/no/such/file"},
+	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"}, {"--nvml.interval=-1s"}, {"--replay=/no/such/file"},
 		{"--web.config.file=/no/such/file"}, {"--docker.host=ftp://x"}} {
 		var stderr bytes.Buffer
 		cmd := exec.Command(path, args...)

@@ -20,7 +20,17 @@ import (
 type Options struct {
 	Include *regexp.Regexp // families to expose; nil: all
 	Exclude *regexp.Regexp // families to leave out; nil: none
+
+	// Fold sums processes into their containers: no series has a process_pid.
+	Fold bool
+	// ValueLabels adds temperature, power and memory as labels to gpu_utilization_percent: a new series with every change of one.
+	ValueLabels bool
+	// MaxSeries bounds the series of a scrape. What is left out is processes first. Zero: no bound.
+	MaxSeries int
 }
+
+// valueLabels are those that Options.ValueLabels adds.
+var valueLabels = []string{"gpu_temperature_celsius", "gpu_power_usage_watts", "gpu_memory_used_bytes", "gpu_memory_total_bytes"}
 
 // The label sets of the metrics contract.
 var (
@@ -122,6 +132,7 @@ var families = []family{
 	{name: "gpu_mig_processes", help: "Processes on a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
 	{name: "gpu_encoder_sessions", help: "Encoder sessions.", labels: deviceLabels},
 	{name: "gpu_containers", help: "Containers with a process on the device.", labels: deviceLabels},
+	{name: "gpu_sm_active_max_ratio", help: "Highest short reading of SM activity in the trailing window (GPM).", labels: deviceLabels},
 	{name: "gpu_sm_active_ratio", help: "SM activity (GPM).", labels: deviceLabels},
 	{name: "gpu_sm_occupancy_ratio", help: "Warps resident of those possible (GPM).", labels: deviceLabels},
 	{name: "gpu_tensor_active_ratio", help: "Tensor pipe activity (GPM).", labels: deviceLabels},
@@ -143,34 +154,46 @@ var families = []family{
 	{name: "gpu_exporter_snapshot_age_seconds", help: "Age of the snapshot served."},
 }
 
+// histograms are the families that are no plain values, by name; not those of one value in families.
+var histograms = []family{
+	{name: "gpu_exporter_nvml_call_duration_seconds", help: "Time spent in NVML calls.", labels: []string{"call"}},
+	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver.", labels: with(containerLabels, "call")},
+	{name: "gpu_device_utilization_sample_percent", help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels},
+	{name: "gpu_power_sample_watts", help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels},
+}
+
+// The families that tell of the bound on series. They are always there and count themselves.
+var (
+	seriesDesc  = prometheus.NewDesc("gpu_exporter_series", "Series of this scrape.", nil, nil)
+	limitDesc   = prometheus.NewDesc("gpu_exporter_series_limit", "The bound on series of a scrape (--metrics.max-series).", nil, nil)
+	leftOutDesc = prometheus.NewDesc("gpu_exporter_series_left_out", "Series that this scrape lacks because of the bound.", nil, nil)
+)
+
 // Collector exposes the latest snapshot.
 type Collector struct {
 	latest func() *snapshot.Snapshot
 	age    func(*snapshot.Snapshot) float64
 	descs  map[string]*prometheus.Desc
 	byName map[string]*family
-	calls  *prometheus.Desc
-	driver *prometheus.Desc
+	o      Options
 }
 
 // New returns a collector of latest, which must not return nil. age tells a snapshot's age in seconds.
 func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64, o Options) *Collector {
-	c := &Collector{latest: latest, age: age, descs: map[string]*prometheus.Desc{}, byName: map[string]*family{}}
-	wanted := func(name string) bool {
-		return (o.Include == nil || o.Include.MatchString(name)) && (o.Exclude == nil || !o.Exclude.MatchString(name))
-	}
-	for i := range families {
-		f := &families[i]
-		if wanted(f.name) {
-			c.descs[f.name] = prometheus.NewDesc(f.name, f.help, f.labels, nil)
+	c := &Collector{latest: latest, age: age, descs: map[string]*prometheus.Desc{}, byName: map[string]*family{}, o: o}
+	for _, list := range [][]family{families, histograms} {
+		for i := range list {
+			f := &list[i]
+			if o.Include != nil && !o.Include.MatchString(f.name) || o.Exclude != nil && o.Exclude.MatchString(f.name) {
+				continue
+			}
+			labels := f.labels
+			if o.ValueLabels && f.name == "gpu_utilization_percent" {
+				labels = with(labels, valueLabels...)
+			}
+			c.descs[f.name] = prometheus.NewDesc(f.name, f.help, labels, nil)
 			c.byName[f.name] = f
 		}
-	}
-	if name := "gpu_exporter_nvml_call_duration_seconds"; wanted(name) {
-		c.calls = prometheus.NewDesc(name, "Time spent in NVML calls.", []string{"call"}, nil)
-	}
-	if name := "gpu_driver_call_duration_seconds"; wanted(name) {
-		c.driver = prometheus.NewDesc(name, "Time spent in the driver.", with(containerLabels, "call"), nil)
 	}
 	return c
 }
@@ -180,26 +203,50 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range c.descs {
 		out <- d
 	}
-	for _, d := range []*prometheus.Desc{c.calls, c.driver} {
-		if d != nil {
-			out <- d
-		}
+	out <- seriesDesc
+	out <- leftOutDesc
+	if c.o.MaxSeries > 0 {
+		out <- limitDesc
 	}
 }
 
 // emitter sends series of one scrape.
 type emitter struct {
-	c   *Collector
-	out chan<- prometheus.Metric
+	c             *Collector
+	out           chan<- prometheus.Metric
+	sent, leftOut int
+}
+
+// send sends a metric that makes n series, if the bound allows.
+func (e *emitter) send(m prometheus.Metric, n int) {
+	if most := e.c.o.MaxSeries; most > 0 && e.sent+n > most {
+		e.leftOut += n
+		return
+	}
+	e.sent += n
+	e.out <- m
+}
+
+// histogram sends a family of histograms.go's kind: series per bucket, +Inf, sum and count.
+func (e *emitter) histogram(name string, h *snapshot.Histogram, labels ...string) {
+	d, ok := e.c.descs[name]
+	if !ok || h == nil {
+		return
+	}
+	m, err := newHistogram(d, h, utf8(with(labels)))
+	if err != nil {
+		m = prometheus.NewInvalidMetric(d, err)
+	}
+	e.send(m, len(h.Bounds)+3)
 }
 
 // put sends one series. Label values that are no UTF-8 are made so in place.
-func (e emitter) put(name string, v float64, labels ...string) {
+func (e *emitter) put(name string, v float64, labels ...string) {
 	d, ok := e.c.descs[name]
 	if !ok {
 		return
 	}
-	e.out <- prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, utf8(labels)...)
+	e.send(prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, utf8(labels)...), 1)
 }
 
 func utf8(labels []string) []string {
@@ -210,7 +257,7 @@ func utf8(labels []string) []string {
 }
 
 // opt sends a series unless its value is absent.
-func opt[T int | uint64 | float64](e emitter, name string, v frame.Opt[T], labels ...string) {
+func opt[T int | uint64 | float64](e *emitter, name string, v frame.Opt[T], labels ...string) {
 	if v.OK {
 		e.put(name, float64(v.V), labels...)
 	}
@@ -223,10 +270,12 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. What comes last is what a bound on the series cuts off.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	s := c.latest()
-	e := emitter{c, out}
+	e := &emitter{c: c, out: out, sent: 3} // the three that tell of the bound
+	own(e, s)
+	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
 	base := make([][]string, len(s.Devices))
 	seen := make(map[string]bool, len(s.Devices))
 	for i, d := range s.Devices {
@@ -241,29 +290,38 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		base[i] = []string{uuid, d.Info.Name, d.Info.PCIBusID, s.Host.IP}
 		device(e, s, &s.Devices[i], base[i])
 	}
-	for i := range s.Workloads {
-		if labels := base[s.Workloads[i].Device]; labels != nil {
-			workload(e, s, &s.Workloads[i], labels)
-		}
-	}
 	for i := range s.Containers {
 		container(e, s, &s.Containers[i])
+	}
+	workloads := s.Workloads
+	if c.o.Fold {
+		workloads = fold(s)
+	}
+	for _, rest := range []bool{true, false} {
+		for i := range workloads {
+			if w := &workloads[i]; (w.PID == 0) == rest && base[w.Device] != nil {
+				workload(e, s, w, base[w.Device])
+			}
+		}
 	}
 	for i := range s.Activity {
 		did(e, s, &s.Activity[i])
 	}
-	own(e, s)
-	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
-	if c.calls != nil {
+	if d := c.descs["gpu_exporter_nvml_call_duration_seconds"]; d != nil {
 		for _, call := range s.Calls {
 			// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
-			out <- prometheus.MustNewConstSummary(c.calls, call.Count, call.Seconds, nil, call.Name)
+			e.send(prometheus.MustNewConstSummary(d, call.Count, call.Seconds, nil, call.Name), 2)
 		}
+	}
+	out <- prometheus.MustNewConstMetric(seriesDesc, prometheus.GaugeValue, float64(e.sent))
+	out <- prometheus.MustNewConstMetric(leftOutDesc, prometheus.GaugeValue, float64(e.leftOut))
+	if c.o.MaxSeries > 0 {
+		out <- prometheus.MustNewConstMetric(limitDesc, prometheus.GaugeValue, float64(c.o.MaxSeries))
 	}
 }
 
 // own sends what the exporter says of itself.
-func own(e emitter, s *snapshot.Snapshot) {
+func own(e *emitter, s *snapshot.Snapshot) {
 	up := func(name string) float64 { return truth(s.Sources[name].Up) }
 	e.put("gpu_exporter_nvml_up", up(input.SourceNVML))
 	e.put("gpu_exporter_docker_up", up(input.SourceDocker))
@@ -317,7 +375,7 @@ func has[K comparable, V any](m map[K]V, k K) bool {
 var driverBuckets = []int{12, 16, 19, 22, 26, 29}
 
 // did sends what one container did to the driver.
-func did(e emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
+func did(e *emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 	base := []string{containers.ShortID(a.Container.ID), a.Container.Name, a.Container.Image, s.Host.IP}
 	c := a.Counts
 	e.put("gpu_processes_started_total", float64(c.Started), with(base)...)
@@ -338,7 +396,8 @@ func did(e emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 		for status, n := range call.Errors {
 			e.put("gpu_driver_call_errors_total", float64(n), with(base, name, status)...)
 		}
-		if e.c.driver == nil || len(call.Buckets) == 0 {
+		d := e.c.descs["gpu_driver_call_duration_seconds"]
+		if d == nil || len(call.Buckets) == 0 {
 			continue
 		}
 		buckets := make(map[float64]uint64, len(driverBuckets))
@@ -354,14 +413,14 @@ func did(e emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 		for ; next < len(driverBuckets); next++ {
 			buckets[upTo(driverBuckets[next])] = sum
 		}
-		e.out <- prometheus.MustNewConstHistogram(e.c.driver, sum, call.Seconds, buckets, utf8(with(base, name))...)
+		e.send(prometheus.MustNewConstHistogram(d, sum, call.Seconds, buckets, utf8(with(base, name))...), len(buckets)+3)
 	}
 }
 
 // upTo returns the upper bound of a duration bucket in seconds.
 func upTo(bucket int) float64 { return math.Ldexp(1e-9, bucket+1) }
 
-func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
+func device(e *emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
 	l := func(extra ...string) []string {
 		if len(extra) == 0 {
 			return base
@@ -387,6 +446,8 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 	}
 	opt(e, "gpu_device_pcie_bytes_total", d.PCIeRX, l("host_to_device")...)
 	opt(e, "gpu_device_pcie_bytes_total", d.PCIeTX, l("device_to_host")...)
+	e.histogram("gpu_device_utilization_sample_percent", d.Utilization, base...)
+	e.histogram("gpu_power_sample_watts", d.Power, base...)
 	if d.PCIeSource != "" {
 		e.put("gpu_device_pcie_info", 1, l(d.PCIeSource)...)
 	}
@@ -397,6 +458,7 @@ func device(e emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) 
 	}
 	e.put("gpu_containers", float64(d.Containers), l()...)
 	opt(e, "gpu_device_utilization_max_percent", d.MaxUtilization, l()...)
+	opt(e, "gpu_sm_active_max_ratio", d.MaxSMActive, l()...)
 	opt(e, "gpu_pcie_link_generation_max", d.Info.PCIeGenMax, l()...)
 	opt(e, "gpu_pcie_link_width_max", d.Info.PCIeWidthMax, l()...)
 	if r := d.Load; r != nil {
@@ -480,7 +542,7 @@ func instance(n int) string {
 	return strconv.Itoa(n)
 }
 
-func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
+func workload(e *emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
 	pid := ""
 	if w.PID != 0 {
 		pid = strconv.Itoa(w.PID)
@@ -497,12 +559,13 @@ func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []stri
 	if load := s.Devices[w.Device].Load; load != nil {
 		opt(e, "gpu_memory_total_bytes", load.MemoryTotal, labels...)
 	}
-	if w.PID == 0 {
-		return
-	}
 	opt(e, "gpu_memory_peak_bytes", w.Peak, labels...)
 	opt(e, "gpu_memory_allocated_bytes", w.Allocated, labels...)
-	opt(e, "gpu_utilization_percent", w.Utilization, labels...)
+	if e.c.o.ValueLabels {
+		opt(e, "gpu_utilization_percent", w.Utilization, with(labels, values(s.Devices[w.Device].Load, w.Memory)...)...)
+	} else {
+		opt(e, "gpu_utilization_percent", w.Utilization, labels...)
+	}
 	opt(e, "gpu_utilization_max_percent", w.MaxUtilization, labels...)
 	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, labels...)
 	opt(e, "gpu_encoder_percent", w.Encoder, labels...)
@@ -513,7 +576,24 @@ func workload(e emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []stri
 	}
 }
 
-func container(e emitter, s *snapshot.Snapshot, c *snapshot.Container) {
+// values returns the values of valueLabels; what is absent is empty.
+func values(load *frame.Load, used frame.Opt[uint64]) []string {
+	out := make([]string, len(valueLabels))
+	if load != nil {
+		out[0], out[1], out[3] = text(load.Temperature), text(load.Power), text(load.MemoryTotal)
+	}
+	out[2] = text(used)
+	return out
+}
+
+func text[T uint64 | float64](v frame.Opt[T]) string {
+	if !v.OK {
+		return ""
+	}
+	return strconv.FormatFloat(float64(v.V), 'f', -1, 64)
+}
+
+func container(e *emitter, s *snapshot.Snapshot, c *snapshot.Container) {
 	base := []string{containers.ShortID(c.ID), c.Name, c.Image, s.Host.IP}
 	e.put("gpu_container_info", 1, with(base, c.ID, c.ImageID, c.RequestText(), c.Runtime, c.Project, c.Service, c.Pod, c.Namespace)...)
 	sent := map[string]bool{}

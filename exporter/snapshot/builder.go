@@ -353,8 +353,9 @@ const usualSample = 200_000 // µs
 // or since the process's sample before it: driver 580 delivers one sample per process and call, and the same instant reads 99 % when asked
 // from 2 s ago and 87 % from the start of its memory.
 func (b *Builder) samples(now time.Time, d *device, s *frame.Samples) {
-	if s.ProcessUntil > 0 {
+	if s.ProcessUntil > s.ProcessSince { // a window of no length, such as a worker's first, says nothing
 		d.sampled = true
+		d.samplesPeriod, d.samplesAt = period(d.samplesAt, now), now
 		for _, w := range d.workloads {
 			w.mean = frame.ProcessSample{}
 		}
