@@ -650,7 +650,7 @@ static __always_inline bool wanted(u32 node, u32 nr, u64 arg)
 	u32 word = 0;
 
 	if (node == NODE_UVM)
-		return nr == UVM_REGISTER_GPU || nr == UVM_REGISTER_VASPACE || nr == NR_INITIALIZE;
+		return nr == UVM_REGISTER_GPU || nr == UVM_REGISTER_VASPACE;
 	if (node > NODE_UVM)
 		return false;
 	switch (nr) {

@@ -3,6 +3,7 @@ package tracer
 import (
 	"bufio"
 	"compress/gzip"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"log/slog"
@@ -443,6 +444,39 @@ func TestXid(t *testing.T) {
 	} {
 		if got := xidPID(text); got != want {
 			t.Errorf("%q: %d", text, got)
+		}
+	}
+}
+
+// Registering an address space with UVM, or a channel, makes a process one that computes; initialising UVM, which nvmlInit does too, does not.
+func TestContext(t *testing.T) {
+	v, err := abi.ParseVersion("580.159.04")
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := func(node bpfNode, cmd uint32, words map[int]uint32) *bpfCallEvent {
+		e := &bpfCallEvent{Cmd: cmd, OutLen: 48}
+		e.H.Node = uint32(node)
+		for at, w := range words {
+			binary.LittleEndian.PutUint32(e.Out[at:], w)
+		}
+		return e
+	}
+	const alloc = 0xc030462b
+	for name, c := range map[string]struct {
+		e    *bpfCallEvent
+		want bool
+	}{
+		"initialise UVM":            {event(bpfNodeNODE_UVM, 0x30000001, nil), false},
+		"register an address space": {event(bpfNodeNODE_UVM, 25, nil), true},
+		"register one, refused":     {event(bpfNodeNODE_UVM, 25, map[int]uint32{28: 0x1f}), false},
+		"a channel":                 {event(bpfNodeNODE_CTL, alloc, map[int]uint32{12: 0xc86f}), true},
+		"a channel, refused":        {event(bpfNodeNODE_CTL, alloc, map[int]uint32{12: 0xc86f, 40: 0x51}), false},
+		"memory":                    {event(bpfNodeNODE_CTL, alloc, map[int]uint32{12: 0x40}), false},
+		"a client":                  {event(bpfNodeNODE_CTL, alloc, map[int]uint32{12: 0x41}), false},
+	} {
+		if got := c.e.context(v); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }

@@ -75,14 +75,15 @@ func (e *bpfCallEvent) ioctl() abi.Ioctl {
 	return c
 }
 
-// context tells whether the call made the process a compute process: it initialised UVM or made a channel.
+// context tells whether the call made the process a compute process: it registered a GPU's address space with UVM, or made a channel.
+// Initialising UVM is no sign of it: nvmlInit of driver 580 does that too.
 func (e *bpfCallEvent) context(v abi.Version) bool {
 	if e.Ret < 0 {
 		return false
 	}
 	c := e.ioctl()
 	if c.Node == abi.NodeUVM {
-		return c.Cmd == uvmInitialize && len(c.Out) >= 12 && word(c.Out, 8) == ledger.StatusOK
+		return c.Cmd == uvmRegisterVASpace && len(c.Out) >= 32 && word(c.Out, 28) == ledger.StatusOK
 	}
 	if c.Cmd&0xff != rmAlloc || len(c.Out) < 28 || word(c.Out, 12)&0xff != classChannel {
 		return false
@@ -92,10 +93,10 @@ func (e *bpfCallEvent) context(v abi.Version) bool {
 }
 
 const (
-	uvmInitialize = 0x30000001
-	rmAlloc       = 0x2b
-	rmFree        = 0x29
-	classChannel  = 0x6f // low byte of every channel class
+	uvmRegisterVASpace = 25
+	rmAlloc            = 0x2b
+	rmFree             = 0x29
+	classChannel       = 0x6f // low byte of every channel class
 )
 
 func word(b []byte, at int) uint32 {

@@ -438,8 +438,7 @@ func (r *run) merge(all fullScan) {
 		for minor := range p.minors {
 			r.ledger.Apply(ledger.Event{Kind: ledger.OpenGPU, PID: int32(p.PID), Start: start, Time: all.began, Minor: int32(minor)})
 		}
-		// UVM is opened by compute alone: monitoring never does. The driver calls that would prove it were made before.
-		p.Compute = p.uvm
+		// Whether it computes cannot be told, for the calls that would prove it were made before: NVML's list of processes must say.
 		r.probes.scan(s.pid)
 		holder := bpfHolder{Group: group, Flags: holderOpened}
 		if err := r.kernel.collection.Maps[bpfMapHolders].Update(uint32(s.pid), &holder, updateNew); err != nil && !errors.Is(err, os.ErrExist) {

@@ -157,7 +157,7 @@ var families = []family{
 // histograms are the families that are no plain values, by name; not those of one value in families.
 var histograms = []family{
 	{name: "gpu_exporter_nvml_call_duration_seconds", help: "Time spent in NVML calls.", labels: []string{"call"}},
-	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver.", labels: with(containerLabels, "call")},
+	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver; calls that are seldom made are other.", labels: with(containerLabels, "call")},
 	{name: "gpu_device_utilization_sample_percent", help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels},
 	{name: "gpu_power_sample_watts", help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels},
 }
@@ -396,14 +396,50 @@ func did(e *emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 		for status, n := range call.Errors {
 			e.put("gpu_driver_call_errors_total", float64(n), with(base, name, status)...)
 		}
-		d := e.c.descs["gpu_driver_call_duration_seconds"]
-		if d == nil || len(call.Buckets) == 0 {
+	}
+	durations(e, base, c)
+}
+
+// timed are the calls whose durations have histograms of their own: those that allocate, free and map, and the one that does the rest. A CUDA
+// process makes some 25 kinds of calls, most of them once.
+var timed = map[string]bool{"rm_alloc": true, "rm_free": true, "rm_control": true, "rm_map_memory": true, "uvm_map_external_allocation": true}
+
+// durations sends the histograms of the time in the driver; calls that are not timed apart are "other".
+func durations(e *emitter, base []string, c *snapshot.Counts) {
+	d := e.c.descs["gpu_driver_call_duration_seconds"]
+	if d == nil {
+		return
+	}
+	type histogram struct {
+		seconds float64
+		buckets []uint64
+	}
+	sums := map[string]*histogram{}
+	for name, call := range c.Calls {
+		if !timed[name] {
+			name = "other"
+		}
+		h := sums[name]
+		if h == nil {
+			h = &histogram{}
+			sums[name] = h
+		}
+		h.seconds += call.Seconds
+		for i, n := range call.Buckets {
+			if i >= len(h.buckets) {
+				h.buckets = append(h.buckets, 0)
+			}
+			h.buckets[i] += n
+		}
+	}
+	for name, h := range sums {
+		if len(h.buckets) == 0 {
 			continue
 		}
 		buckets := make(map[float64]uint64, len(driverBuckets))
 		var sum uint64
 		next := 0
-		for i, n := range call.Buckets {
+		for i, n := range h.buckets {
 			sum += n
 			if next < len(driverBuckets) && i == driverBuckets[next] {
 				buckets[upTo(i)] = sum
@@ -413,7 +449,7 @@ func did(e *emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 		for ; next < len(driverBuckets); next++ {
 			buckets[upTo(driverBuckets[next])] = sum
 		}
-		e.send(prometheus.MustNewConstHistogram(d, sum, call.Seconds, buckets, utf8(with(base, name))...), len(buckets)+3)
+		e.send(prometheus.MustNewConstHistogram(d, sum, h.seconds, buckets, utf8(with(base, name))...), len(buckets)+3)
 	}
 }
 

@@ -27,7 +27,7 @@ type Process struct {
 	StartTime uint64 `json:"start_time"` // field 22 of /proc/<pid>/stat (clock ticks after boot): tells a reused PID apart
 	Comm      string `json:"comm"`
 	Cgroup    string `json:"cgroup"` // path as in /proc/<pid>/cgroup, or at least its last component
-	// Compute is true once the process initialised UVM or made a channel. Monitoring clients such as nvidia-smi never do.
+	// Compute is true once the process registered an address space with UVM or made a channel. Monitoring clients such as nvidia-smi never do.
 	Compute bool `json:"compute"`
 	// FromBirth is true when the process was seen from its first open on, with no event lost since: its figures are exact.
 	FromBirth bool     `json:"from_birth"`
