@@ -81,11 +81,11 @@ func once(ctx context.Context, from *sourceFlags, cfg exporter.Config) (*view.Sn
 
 // printText writes the table of the GPUs and that of what is on them.
 func printText(w io.Writer, s *view.Snapshot, sort, filter string) {
-	for _, line := range table.Devices(s).Lines(0) {
+	for _, line := range table.Devices(s, nil).Lines(0) {
 		fmt.Fprintln(w, line)
 	}
 	fmt.Fprintln(w)
-	for _, line := range table.Processes(table.Rows(s, sort, filter), s.Time).Lines(0) {
+	for _, line := range table.Processes(table.Rows(s, sort, filter), s.Time, nil).Lines(0) {
 		fmt.Fprintln(w, line)
 	}
 }

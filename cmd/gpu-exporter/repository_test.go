@@ -11,20 +11,20 @@ import (
 	"testing"
 )
 
-const top = "../../"
+const root = "../../"
 
 // files lists the repository's files: those that git tracks or would, or all of an unpacked archive.
 func files(t *testing.T) []string {
 	t.Helper()
 	cmd := exec.Command("git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard")
-	cmd.Dir = top
+	cmd.Dir = root
 	if out, err := cmd.Output(); err == nil {
 		return strings.Fields(string(out))
 	}
 	var list []string
-	err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
-			list = append(list, strings.TrimPrefix(path, top))
+			list = append(list, strings.TrimPrefix(path, root))
 		}
 		return err
 	})
@@ -36,11 +36,11 @@ func files(t *testing.T) []string {
 
 // Every dependency of our own has its reason in docs/architecture.md.
 func TestDependencies(t *testing.T) {
-	mod, err := os.ReadFile(top + "go.mod")
+	mod, err := os.ReadFile(root + "go.mod")
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile(top + "docs/architecture.md")
+	doc, err := os.ReadFile(root + "docs/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestTree(t *testing.T) {
 		if dir, _, deep := strings.Cut(f, "/"); deep && !slices.Contains(folders, dir) {
 			t.Errorf("%s: a folder of no known purpose", f)
 		}
-		b, err := os.ReadFile(top + f)
+		b, err := os.ReadFile(root + f)
 		if err != nil {
 			continue // deleted, not yet committed
 		}
@@ -89,7 +89,7 @@ func TestTree(t *testing.T) {
 		}
 	}
 	cmd := exec.Command("go", "list", "-f", "{{if not .Doc}}{{.ImportPath}}{{end}}", "./...")
-	cmd.Dir = top
+	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)

@@ -171,10 +171,14 @@ func newRemote(address, file string) (*remote, error) {
 // maxAnswer bounds what is read of an exporter's answer.
 const maxAnswer = 64 << 20
 
-// get reads a path of the exporter into a view.
+// get reads a path of the exporter, relative to its address, into a view.
 func (r *remote) get(ctx context.Context, path string, into any) error {
 	at := strings.TrimSuffix(r.base.Redacted(), "/")
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base.JoinPath(path).String(), nil)
+	address, err := r.base.Parse(path)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", at, err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", at, err)
 	}

@@ -119,6 +119,14 @@ func Shift(in input.Input, ns int64) input.Input {
 		}
 		in.Tracer = &r
 	}
+	if in.Containers != nil {
+		c := *in.Containers
+		c.List = append(c.List[:0:0], c.List...)
+		for i := range c.List {
+			c.List[i].Started = c.List[i].Started.Add(time.Duration(ns))
+		}
+		in.Containers = &c
+	}
 	if in.Frame == nil {
 		return in
 	}

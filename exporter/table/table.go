@@ -39,7 +39,7 @@ type Table struct {
 	Rows    [][]string
 }
 
-// Columns of text are cut down to these widths before a column is left out, and after none is left that may be.
+// Columns of text, those aligned to the left, are cut down to these widths before a column is left out, and after none is left that may be.
 const (
 	narrow   = 16
 	narrower = 8
@@ -136,9 +136,12 @@ func (t *Table) cut(show, natural []int, width, least int) ([]int, bool) {
 	return widths, true
 }
 
-// Devices is the table of the GPUs.
-func Devices(s *view.Snapshot) *Table {
-	t := &Table{Columns: []Column{{Title: "GPU", Right: true}, {Title: "NAME", Max: 30, Drop: 4}, {Title: "UTIL", Right: true}, {Title: "MAX", Right: true, Drop: 3},
+// Spark draws the history of the GPU or container with an id; empty: it has none.
+type Spark func(id string) string
+
+// Devices is the table of the GPUs; spark may be nil.
+func Devices(s *view.Snapshot, spark Spark) *Table {
+	t := &Table{Columns: []Column{{Title: "GPU", Right: true}, {Title: "NAME", Max: 30, Drop: 4}, {Title: "UTIL", Right: true}, {Title: "MAX", Right: true, Drop: 3}, {Title: "10 MIN", Right: true, Optional: true, Drop: 1},
 		{Title: "MEMORY", Right: true}, {Title: "MEM%", Right: true}, {Title: "POWER", Right: true, Drop: 2}, {Title: "TEMP", Right: true},
 		{Title: "LIMITED BY", Max: 40, Drop: 1}, {Title: "UUID", Max: 48, Drop: 5}}}
 	for i := range s.Devices {
@@ -147,7 +150,7 @@ func Devices(s *view.Snapshot) *Table {
 		if d.State != string(frame.StateOK) {
 			limit = d.State + ": " + d.Reason
 		}
-		t.Rows = append(t.Rows, []string{fmt.Sprint(d.Index), d.Name, percent(d.Utilization), percent(d.MaxUtilization), of(d.MemoryUsed, d.MemoryTotal),
+		t.Rows = append(t.Rows, []string{fmt.Sprint(d.Index), d.Name, percent(d.Utilization), percent(d.MaxUtilization), spark.of(d.UUID), of(d.MemoryUsed, d.MemoryTotal),
 			part(d.MemoryUsed, d.MemoryTotal), watts(d.Power, d.PowerLimit), celsius(d.Temperature), limit, d.UUID})
 	}
 	return t
@@ -166,18 +169,25 @@ func Limits(d *view.Device) []string {
 	return list
 }
 
-// Processes is the table of rows; now tells the age of their containers.
-func Processes(rows []Row, now time.Time) *Table {
+func (f Spark) of(id string) string {
+	if f == nil || id == "" {
+		return ""
+	}
+	return f(id)
+}
+
+// Processes is the table of rows; now tells the age of their containers. The history is drawn on a container's row of a tree; spark may be nil.
+func Processes(rows []Row, now time.Time, spark Spark) *Table {
 	t := &Table{Columns: []Column{{Title: "GPU", Right: true}, {Title: "CONTAINER", Max: 40}, {Title: "CONTAINER ID", Max: 12, Drop: 6}, {Title: "IMAGE", Max: 50, Drop: 5},
-		{Title: "PID", Right: true}, {Title: "UTIL", Right: true}, {Title: "MAX", Right: true, Drop: 2}, {Title: "MEMORY", Right: true},
-		{Title: "MEM%", Right: true, Drop: 4}, {Title: "AGE", Right: true, Drop: 3}, {Title: "COMMAND", Max: 60, Drop: 1}}}
+		{Title: "PID", Right: true}, {Title: "UTIL", Right: true}, {Title: "MAX", Right: true, Drop: 2}, {Title: "10 MIN", Right: true, Optional: true, Drop: 1},
+		{Title: "MEMORY", Right: true}, {Title: "MEM%", Right: true, Drop: 4}, {Title: "AGE", Right: true, Drop: 3}, {Title: "COMMAND", Max: 60, Drop: 1}}}
 	for _, r := range rows {
-		t.Rows = append(t.Rows, r.cells(now))
+		t.Rows = append(t.Rows, r.cells(now, spark))
 	}
 	return t
 }
 
-func (r *Row) cells(now time.Time) []string {
+func (r *Row) cells(now time.Time, spark Spark) []string {
 	gpu, pid, name := "", "", strings.Repeat("  ", r.Depth)+r.Label()
 	if r.GPU >= 0 {
 		gpu = fmt.Sprint(r.GPU)
@@ -185,11 +195,15 @@ func (r *Row) cells(now time.Time) []string {
 	if r.PID > 0 {
 		pid = fmt.Sprint(r.PID)
 	}
+	line := ""
+	if r.GPU < 0 {
+		line = spark.of(r.ContainerID)
+	}
 	command := r.Command
 	if command == "" {
 		command = r.ProcessName
 	}
-	return []string{gpu, name, containers.ShortID(r.ContainerID), r.Image, pid, percent(r.Utilization), percent(r.MaxUtilization), Size(r.Memory),
+	return []string{gpu, name, containers.ShortID(r.ContainerID), r.Image, pid, percent(r.Utilization), percent(r.MaxUtilization), line, Size(r.Memory),
 		part(r.Memory, r.Total), age(r.Started, now), command}
 }
 

@@ -64,11 +64,11 @@ func TestGolden(t *testing.T) {
 	s := sample()
 	rows := Rows(s, "gpu", "")
 	for _, width := range []int{0, 80, 40} {
-		golden(t, fmt.Sprint("devices-", width), Devices(s).Lines(width))
-		golden(t, fmt.Sprint("processes-", width), Processes(rows, now).Lines(width))
-		golden(t, fmt.Sprint("tree-", width), Processes(Tree(rows, "gpu"), now).Lines(width))
+		golden(t, fmt.Sprint("devices-", width), Devices(s, nil).Lines(width))
+		golden(t, fmt.Sprint("processes-", width), Processes(rows, now, nil).Lines(width))
+		golden(t, fmt.Sprint("tree-", width), Processes(Tree(rows, "gpu"), now, nil).Lines(width))
 	}
-	for _, line := range append(Devices(s).Lines(80), Processes(rows, now).Lines(80)...) {
+	for _, line := range append(Devices(s, nil).Lines(80), Processes(rows, now, nil).Lines(80)...) {
 		if n := ansi.StringWidth(line); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}
@@ -91,7 +91,7 @@ func TestHostile(t *testing.T) {
 		t.Fatalf("%d rows", len(rows))
 	}
 	for _, width := range []int{0, 80} {
-		for _, lines := range [][]string{Devices(s).Lines(width), Processes(rows, now).Lines(width), Processes(Tree(rows, "mem"), now).Lines(width)} {
+		for _, lines := range [][]string{Devices(s, nil).Lines(width), Processes(rows, now, nil).Lines(width), Processes(Tree(rows, "mem"), now, nil).Lines(width)} {
 			for _, line := range lines {
 				if i := strings.IndexFunc(line, func(r rune) bool { return !unicode.IsGraphic(r) }); i >= 0 {
 					t.Errorf("not graphic at %d: %q", i, line)
