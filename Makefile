@@ -45,7 +45,7 @@ generate:
 	go generate ./...
 
 check-generate: generate
-	git diff --exit-code -- bpf tracer scripts/record-ioctls
+	git diff --exit-code -- bpf tracer scripts/record-ioctls exporter/assets
 
 bench:
 	CGO_ENABLED=0 go test -run '^$$' -bench . -benchtime 200ms ./nvml/... ./tracer/ledger/...

@@ -18,14 +18,20 @@ import (
 	"gpu-exporter/nvml/fake"
 )
 
-// promServer is a real Prometheus that scrapes the exporter every 4 seconds.
+// promServer is a real Prometheus.
 type promServer struct{ url string }
 
+// scrapedBy starts a Prometheus that scrapes the exporter every 4 seconds.
 func scrapedBy(t *testing.T, p *process) *promServer {
+	t.Helper()
+	return runPrometheus(t, fmt.Sprintf("global:\n  scrape_interval: 4s\nscrape_configs:\n- job_name: gpu\n  static_configs:\n  - targets: [%q]\n", p.address))
+}
+
+// runPrometheus starts a real Prometheus with a configuration.
+func runPrometheus(t *testing.T, text string) *promServer {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("global:\n  scrape_interval: 4s\nscrape_configs:\n- job_name: gpu\n  static_configs:\n  - targets: [%q]\n", p.address)
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +44,7 @@ func scrapedBy(t *testing.T, p *process) *promServer {
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	address := regexp.MustCompile(`msg="Listening on" address=(\S+)`)
 	for range 200 {
-		if m := address.FindStringSubmatch(log.String()); m != nil {
+		if m := address.FindStringSubmatch(log.String()); m != nil && strings.Contains(log.String(), "Server is ready") {
 			return &promServer{"http://" + m[1]}
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -50,7 +56,13 @@ func scrapedBy(t *testing.T, p *process) *promServer {
 // query evaluates an expression now.
 func (p *promServer) query(t *testing.T, expr string) []series {
 	t.Helper()
-	r, err := http.Get(p.url + "/api/v1/query?query=" + url.QueryEscape(expr))
+	return p.ask(t, "/api/v1/query?query="+url.QueryEscape(expr))
+}
+
+// ask returns the series of an answer, of a range the last value of each.
+func (p *promServer) ask(t *testing.T, path string) []series {
+	t.Helper()
+	r, err := http.Get(p.url + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,18 +77,22 @@ func (p *promServer) query(t *testing.T, expr string) []series {
 			Result []struct {
 				Metric map[string]string
 				Value  [2]any
+				Values [][2]any
 			}
 		}
 	}
 	if err := json.Unmarshal(b, &answer); err != nil || answer.Status != "success" {
-		t.Fatalf("%s: %v\n%s", expr, err, b)
+		t.Fatalf("%s: %v\n%s", path, err, b)
 	}
 	var list []series
 	for _, x := range answer.Data.Result {
+		if n := len(x.Values); n > 0 {
+			x.Value = x.Values[n-1]
+		}
 		text, _ := x.Value[1].(string)
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			t.Fatalf("%s: %v", expr, err)
+			t.Fatalf("%s: %v", path, err)
 		}
 		list = append(list, series{x.Metric, v})
 	}

@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 )
 
+//go:generate go run ./generate dashboards
+
 // Files are the assets by path, such as "rules/gpu-exporter.alerts.yaml".
 //
-//go:embed rules/*.yaml
+//go:embed rules/*.yaml dashboards/*.json
 var Files embed.FS
 
 // List returns the paths of all assets in order.

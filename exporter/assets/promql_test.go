@@ -52,6 +52,8 @@ var (
 	matcher    = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)\s*(?:=~|!~|!=|=)`)
 	grouping   = regexp.MustCompile(`\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)`)
 	relabel    = regexp.MustCompile(`\blabel_(?:replace|join)\(`)
+	variable   = regexp.MustCompile(`\$(\w+)`)                           // of Grafana
+	values     = regexp.MustCompile(`^label_values\((.*), ([a-z_]+)\)$`) // Grafana's function for variables
 	family     = regexp.MustCompile(`\b(?:gpu|container|host|project)_?[a-z0-9_]*:[a-z0-9_:]+|\bgpu_[a-z0-9_]+|\bup\b`)
 )
 
