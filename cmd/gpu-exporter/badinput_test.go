@@ -272,7 +272,7 @@ func badEngines(t *testing.T) []badInput {
 			panic(http.ErrAbortHandler)
 		})
 	}
-	names := []string{"a\"b\\c\nd\te\x00f", "\xff\xfe{}=,", "\x1b[31mred", "‮gnp.exe", strings.Repeat("é", 5000), "", "//x/y", "a b"}
+	names := []string{"a\"b\\c\nd\te\x00f", "\xff\xfe{}=,", "\x1b[31mred", "\u202egnp.exe", strings.Repeat("é", 5000), "", "//x/y", "a b"}
 	var named []map[string]any
 	for i, name := range names {
 		named = append(named, inspected(id(i+1), name))
@@ -319,7 +319,7 @@ func badEngines(t *testing.T) []badInput {
 				t.Errorf("%d containers, want %d", len(infos), len(names))
 			}
 			for _, x := range infos {
-				if name := x.labels["container_name"]; strings.ContainsAny(name, "\n\t\x00\x1b‮") || len(name) > 1024 || strings.HasPrefix(name, "/") {
+				if name := x.labels["container_name"]; strings.ContainsAny(name, "\n\t\x00\x1b\u202e") || len(name) > 1024 || strings.HasPrefix(name, "/") {
 					t.Errorf("name %.100q, %d bytes", name, len(name))
 				}
 			}
