@@ -50,7 +50,7 @@ func TestBadInput(t *testing.T) {
 	socket := engine(t, nil, nil)
 	var all []*process
 	for _, tt := range tests {
-		flags := map[string]string{"--nvml.library": library, "--docker.host": "unix://" + socket, tt.flag: tt.path}
+		flags := map[string]string{"--tracer": "off", "--nvml.library": library, "--docker.host": "unix://" + socket, tt.flag: tt.path}
 		var args []string
 		for name, value := range flags {
 			args = append(args, name+"="+value)

@@ -159,7 +159,7 @@ func TestPrometheus(t *testing.T) {
 		hold(&with, 0, append(gpu.Processes, fake.Process{PID: short.Process.Pid, Memory: gib})...)
 		with.Busy = append(with.Busy, fake.Busy{PID: short.Process.Pid, SM: 100})
 		h.Set(t, fake.Scenario{GPUs: []fake.GPU{with}})
-		time.Sleep(3200 * time.Millisecond) // the driver is asked for samples every 2 s
+		time.Sleep(3200 * time.Millisecond) // the driver is asked for samples every 3 s
 		short.Process.Kill()
 		short.Wait()
 		hold(&gpu, 0, gpu.Processes...)

@@ -85,7 +85,7 @@ func (s *source) snapshot(ctx context.Context) (*view.Snapshot, error) {
 }
 
 // settleTime is after how long a host that is sampled from scratch has its first means of processes.
-const settleTime = 3 * time.Second
+const settleTime = 4 * time.Second
 
 // settled waits until a local source has something to show.
 func (s *source) settled(ctx context.Context) error {

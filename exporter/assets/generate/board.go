@@ -43,6 +43,7 @@ type board struct {
 
 // newBoard makes a dashboard with the variables named: host, gpu, container, instance.
 func newBoard(uid, title, about, from string, variables ...string) *board {
+	//lint:ignore SA1019 the second version of the schema cannot be imported by the Grafana that most run
 	b := &board{DashboardBuilder: dashboard.NewDashboardBuilder(title).Uid("gpu-exporter-"+uid).Description(about).Tags([]string{"gpu-exporter"}).
 		Time(from, "now").Refresh("30s").Timezone("browser").Tooltip(dashboard.DashboardCursorSyncCrosshair).
 		Link(dashboard.NewDashboardLinkBuilder("GPU dashboards").Type(dashboard.DashboardLinkTypeDashboards).Tags([]string{"gpu-exporter"}).
