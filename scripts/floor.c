@@ -58,12 +58,10 @@ static unsigned long long ull;
 static void load(void) {
 	static nvmlMemory_v2_t memory = {.version = sizeof(nvmlMemory_v2_t) | 2 << 24};
 	static nvmlUtilization_t util;
-	static nvmlBAR1Memory_t bar1;
 	static nvmlProcessInfo_t procs[64];
 	unsigned int n = 64;
 	CALL("MemoryInfo_v2", "nvmlDeviceGetMemoryInfo_v2", (nvmlDevice_t, void *), dev, &memory);
 	CALL("UtilizationRates", "nvmlDeviceGetUtilizationRates", (nvmlDevice_t, void *), dev, &util);
-	CALL("BAR1MemoryInfo", "nvmlDeviceGetBAR1MemoryInfo", (nvmlDevice_t, void *), dev, &bar1);
 	CALL("Temperature", "nvmlDeviceGetTemperature", (nvmlDevice_t, unsigned int, unsigned int *), dev, 0, &u);
 	nvmlFieldValue_t field = {.fieldId = 82};
 	CALL("FieldValues(memory temperature)", "nvmlDeviceGetFieldValues", (nvmlDevice_t, int, void *), dev, 1, &field);
@@ -124,6 +122,8 @@ static void gpm(void) {
 
 static void health(void) {
 	unsigned int v[4];
+	static nvmlBAR1Memory_t bar1;
+	CALL("BAR1MemoryInfo", "nvmlDeviceGetBAR1MemoryInfo", (nvmlDevice_t, void *), dev, &bar1);
 	for (unsigned int i = 0; i < 4; i++)
 		CALL("TotalEccErrors", "nvmlDeviceGetTotalEccErrors", (nvmlDevice_t, unsigned int, unsigned int, unsigned long long *), dev, i & 1, i >> 1, &ull);
 	CALL("RemappedRows", "nvmlDeviceGetRemappedRows", (nvmlDevice_t, unsigned int *, unsigned int *, unsigned int *, unsigned int *), dev, v, v + 1, v + 2, v + 3);
@@ -134,7 +134,7 @@ static void health(void) {
 
 int main(int argc, char **argv) {
 	/* Periods in seconds: process samples, utilisation ring, power ring, energy, GPM, health. 0: never. */
-	int every[6] = {2, 2, 2, 10, 2, 10};
+	int every[6] = {3, 10, 2, 10, 5, 10};
 	for (int i = 1; i < argc && i <= 6; i++)
 		every[i - 1] = atoi(argv[i]);
 	signal(SIGTERM, on_term);

@@ -78,3 +78,63 @@ func TestRoundTripAndCut(t *testing.T) {
 		t.Fatal("garbage was read")
 	}
 }
+
+// TestTraced replays a minute of an H200 with the kernel tracer on (scripts/gpu-host-e2e): memory comes from kernel events and adds up, the
+// container that copies has its bytes, and the exporter, its worker and the monitoring clients beside it are no workloads.
+func TestTraced(t *testing.T) {
+	file, err := os.Open("testdata/h200-traced.ndjson.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	list, err := Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := snapshot.NewBuilder(snapshot.Config{})
+	var fed uint64
+	pids, peaks, sums := map[int]bool{}, 0, 0
+	for _, in := range list {
+		b.Apply(in)
+		s := b.Snapshot(time.Unix(0, in.Time))
+		for i, d := range s.Devices {
+			if d.Load == nil || !d.Load.MemoryUsed.OK {
+				continue
+			}
+			var sum uint64
+			for _, w := range s.Workloads {
+				if w.Device == i {
+					sum += w.Memory.V
+				}
+			}
+			if sum != d.Load.MemoryUsed.V {
+				t.Fatalf("workloads hold %d, the device says %d", sum, d.Load.MemoryUsed.V)
+			}
+			sums++
+		}
+		for _, w := range s.Workloads {
+			if w.PID != 0 {
+				pids[w.PID] = true
+			}
+			if w.Peak.OK {
+				peaks++
+			}
+			if w.Container.Name == "feed" {
+				if w.HtoD.V < fed {
+					t.Fatalf("the bytes copied fell from %d to %d", fed, w.HtoD.V)
+				}
+				fed = w.HtoD.V
+			}
+		}
+	}
+	if len(pids) != 4 {
+		t.Errorf("workloads %v, want the three containers and the process beside them", pids)
+	}
+	const tensor = 64 << 20 * 4 // bytes of each copy
+	if fed == 0 || fed%tensor != 0 {
+		t.Errorf("feed copied %d bytes to the device, want a multiple of %d", fed, tensor)
+	}
+	if peaks == 0 || sums < 100 {
+		t.Errorf("%d peaks, %d sums", peaks, sums)
+	}
+}
