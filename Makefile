@@ -14,7 +14,7 @@ build:
 	mkdir -p $(BIN) $(dir $(WORKER))
 	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-worker ./cmd/nvml-worker
 	gzip -9 -n -c $(BIN)/nvml-worker >$(WORKER)
-	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -tags embedworker -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -tags embedworker,tcell_minimal -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
 
 # Both architectures, in bin/amd64 and bin/arm64.
 cross:

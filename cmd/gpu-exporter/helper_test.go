@@ -95,7 +95,7 @@ func buildFor(arch string) (string, error) {
 	if err := os.WriteFile(worker+".json", overlay, 0o644); err != nil {
 		return "", err
 	}
-	return path, build("-overlay", worker+".json", "-tags", "embedworker", "-o", path, ".")
+	return path, build("-overlay", worker+".json", "-tags", "embedworker,tcell_minimal", "-o", path, ".")
 }
 
 // process is a running gpu-exporter.

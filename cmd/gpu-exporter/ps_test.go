@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
@@ -130,7 +132,7 @@ func TestPsFails(t *testing.T) {
 	ran(t, "ps", "--url=http://127.0.0.1:1").oneLine(t, 2, "no exporter answers at http://127.0.0.1:1")
 	ran(t, "ps", "--url=nonsense").oneLine(t, 2, "not of the form")
 	ran(t, "ps", "--url="+other.URL, "--replay=demo").oneLine(t, 2, "exclude each other")
-	ran(t, "ps", "--http.config.file=/no/such").oneLine(t, 2, "no such file")
+	ran(t, "ps", "--url.ca-file=/no/such").oneLine(t, 2, "no such file")
 	ran(t, "ps", "--sort=size").oneLine(t, 2, "gpu,util,max,mem")
 	none := filepath.Join(t.TempDir(), "none")
 	ran(t, "ps", "--nvml.library="+none, "--docker.host=unix://"+none).oneLine(t, 2, "this host cannot be sampled: ")
@@ -164,23 +166,35 @@ func psHost(t *testing.T, s fake.Scenario) []string {
 	return []string{"ps", "--nvml.library=" + fake.Install(t, s).Library, "--docker.host=unix://" + filepath.Join(t.TempDir(), "none"), "--nvml.interval=200ms"}
 }
 
-// TestPsAuth: TLS and basic auth by the configuration file that Prometheus takes.
+// TestPsAuth: TLS and basic auth. The password is in the address, or better in the environment; it is never repeated.
 func TestPsAuth(t *testing.T) {
+	borrowed := httptest.NewTLSServer(nil) // for its certificate of 127.0.0.1
+	defer borrowed.Close()
+	key, err := x509.MarshalPKCS8PrivateKey(borrowed.TLS.Certificates[0].PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
-	write := func(name, text string) string {
+	write := func(name string, text []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
-	server := write("web.yml", "basic_auth_users:\n  user: $2a$04$Njl2obcqtcFxfocY9Sr4dOukQMbrTNivD3gXi2GpStdsXrWwWVG5e\n")
-	client := write("client.yml", "basic_auth:\n  username: user\n  password: pass\n")
+	authority := write("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: borrowed.Certificate().Raw}))
+	write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	server := write("web.yml", []byte("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n"+
+		"basic_auth_users:\n  user: $2a$04$Njl2obcqtcFxfocY9Sr4dOukQMbrTNivD3gXi2GpStdsXrWwWVG5e\n"))
 	p := start(t, "--replay=demo", "--web.config.file="+server)
-	url := "--url=http://" + p.address
-	ran(t, "ps", url).oneLine(t, 2, "401 Unauthorized")
+	ran(t, "ps", "--url=https://"+p.address).oneLine(t, 2, "certificate signed by unknown authority")
+	ca := "--url.ca-file=" + authority
+	ran(t, "ps", "--url=https://"+p.address, ca).oneLine(t, 2, "401 Unauthorized")
+	ran(t, "ps", "--url=https://user:secret@"+p.address, ca).oneLine(t, 2, "user:xxxxx@")
+	ran(t, "ps", "--url.ca-file="+server).oneLine(t, 2, "has no certificate")
+	t.Setenv("GPU_EXPORTER_URL", "https://user:pass@"+p.address)
 	for until := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-		r := ran(t, "ps", url, "--http.config.file="+client)
+		r := ran(t, "ps", ca)
 		if r.code == 0 && strings.Contains(r.stdout, "hold") {
 			break
 		}
@@ -188,9 +202,8 @@ func TestPsAuth(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	// A password in the address is never repeated.
-	ran(t, "ps", "--url=http://user:secret@"+p.address).oneLine(t, 2, "user:xxxxx@")
 	p.stop(t)
+	ran(t, "ps", ca).oneLine(t, 2, "no exporter answers") // and this host is not sampled in its place
 }
 
 // TestPsHostile: an exporter that lies cannot act on the terminal, neither by the table nor by JSON.

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +18,6 @@ import (
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
-	"github.com/prometheus/common/config"
 
 	"gpu-exporter/exporter"
 	"gpu-exporter/exporter/containers"
@@ -36,25 +37,30 @@ type source struct {
 
 // sourceFlags are the flags that name a running exporter.
 type sourceFlags struct {
-	url, config *string
-	named       bool // by the user
+	url, authority *string
+	named          bool // by the user
 }
 
-const defaultURL = "http://127.0.0.1:9400"
+const (
+	defaultURL  = "http://127.0.0.1:9400"
+	urlVariable = "GPU_EXPORTER_URL" // instead of --url: a command line is seen by all
+)
 
 func addSourceFlags(c *kingpin.CmdClause) *sourceFlags {
 	f := &sourceFlags{}
-	f.url = c.Flag("url", "A running exporter to read. When none answers at the default, this host is sampled.").Default(defaultURL).IsSetByUser(&f.named).String()
-	f.config = c.Flag("http.config.file", "HTTP client configuration for --url, as Prometheus has it: TLS, basic auth.").String()
+	f.url = c.Flag("url", "A running exporter to read, with USER:PASSWORD@ before the host for basic auth. When none answers at the default, this host is sampled.").
+		Envar(urlVariable).Default(defaultURL).IsSetByUser(&f.named).String()
+	f.authority = c.Flag("url.ca-file", "Certificates, in PEM, of the authority that signed the exporter's; the system's when empty.").String()
 	return f
 }
 
 // open finds the source: the recording of cfg, the running exporter, or this host. What it starts ends with ctx.
 func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, error) {
+	f.named = f.named || os.Getenv(urlVariable) != ""
 	if cfg.Replay != nil && f.named {
 		return nil, usageError{errors.New("--url and --replay exclude each other")}
 	}
-	r, err := newRemote(*f.url, *f.config)
+	r, err := newRemote(*f.url, *f.authority)
 	if err != nil {
 		return nil, usageError{err}
 	}
@@ -84,22 +90,21 @@ func (s *source) snapshot(ctx context.Context) (*view.Snapshot, error) {
 	return v, s.remote.get(ctx, "api/v1/snapshot", v)
 }
 
-// settleTime is after how long a host that is sampled from scratch has its first means of processes.
-const settleTime = 4 * time.Second
+const (
+	quietTime  = 1500 * time.Millisecond // by then a host that is sampled from scratch has said which processes it has
+	settleTime = 8 * time.Second         // by then it has said all it can say
+)
 
-// settled waits until a local source has something to show.
+// settled waits until a local source has something to show: the processes with their load, that there is none, or why it cannot.
 func (s *source) settled(ctx context.Context) error {
 	if s.remote != nil {
 		return nil
 	}
-	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); {
+	for start := time.Now(); time.Since(start) < settleTime && !settled(s.local.Latest(), time.Since(start)); {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(50 * time.Millisecond):
-		}
-		if nvml, ok := s.local.Latest().Sources[input.SourceNVML]; ok && !nvml.Up && nvml.Reason != "starting" {
-			break
 		}
 	}
 	nvml := s.local.Latest().Sources[input.SourceNVML]
@@ -107,6 +112,21 @@ func (s *source) settled(ctx context.Context) error {
 		return unseenError{fmt.Errorf("no exporter answers at %s, and this host cannot be sampled: %s", defaultURL, containers.Clean(nvml.Reason, 300))}
 	}
 	return nil
+}
+
+func settled(s *snapshot.Snapshot, after time.Duration) bool {
+	if nvml, ok := s.Sources[input.SourceNVML]; ok && !nvml.Up && nvml.Reason != "starting" {
+		return true
+	}
+	quiet := true
+	for i := range s.Workloads {
+		if w := &s.Workloads[i]; w.Alive && w.PID != 0 {
+			if quiet = false; w.Utilization.OK {
+				return true
+			}
+		}
+	}
+	return quiet && after > quietTime && len(s.Devices) > 0
 }
 
 // busiest returns the last of a recording's moments, one per second, with the most processes.
@@ -148,23 +168,20 @@ func newRemote(address, file string) (*remote, error) {
 	if !strings.HasSuffix(base.Path, "/") {
 		base.Path += "/"
 	}
-	var c config.HTTPClientConfig
+	client := &http.Client{Timeout: 5 * time.Second}
 	if file != "" {
-		b, err := os.ReadFile(file)
+		pem, err := os.ReadFile(file)
 		if err != nil {
-			return nil, fmt.Errorf("--http.config.file: %w", err)
+			return nil, fmt.Errorf("--url.ca-file: %w", err)
 		}
-		loaded, err := config.LoadHTTPConfig(string(b))
-		if err != nil {
-			return nil, fmt.Errorf("--http.config.file: %w", err)
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--url.ca-file: %s has no certificate", file)
 		}
-		c = *loaded
+		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+		client.Transport = transport
 	}
-	client, err := config.NewClientFromConfig(c, "gpu-exporter")
-	if err != nil {
-		return nil, fmt.Errorf("--http.config.file: %w", err)
-	}
-	client.Timeout = 5 * time.Second
 	return &remote{base: base, client: client}, nil
 }
 

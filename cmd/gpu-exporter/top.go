@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
-	"github.com/charmbracelet/x/term"
+	"golang.org/x/term"
 
 	"gpu-exporter/exporter"
 	"gpu-exporter/exporter/history"
@@ -43,8 +42,8 @@ func topCommand(app *kingpin.Application) command {
 				return err
 			}
 		}
-		if term.IsTerminal(os.Stdout.Fd()) && os.Getenv("TERM") != "dumb" {
-			return top.Run(ctx, top.Config{Read: reader(src), Interval: *interval, Sort: *sort, Filter: *filter, Flat: *flat, UTF8: utf8Locale()})
+		if term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("TERM") != "dumb" {
+			return top.Run(ctx, top.Config{Read: reader(src), Interval: *interval, Sort: *sort, Filter: *filter, Flat: *flat})
 		}
 		return plain(ctx, src, *interval, *count, *sort, *filter)
 	}}
@@ -97,14 +96,4 @@ func plain(ctx context.Context, src *source, interval time.Duration, count int, 
 		case <-time.After(interval):
 		}
 	}
-}
-
-// utf8Locale tells whether the locale says that the terminal takes UTF-8.
-func utf8Locale() bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if v := strings.ToUpper(os.Getenv(name)); v != "" {
-			return strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8")
-		}
-	}
-	return false
 }

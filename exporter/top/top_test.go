@@ -9,8 +9,8 @@ import (
 	"time"
 	"unicode"
 
-	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
+	"github.com/gdamore/tcell/v2"
 
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/view"
@@ -32,44 +32,43 @@ func sample(processes int) Frame {
 	return Frame{s, h.View(30)}
 }
 
-func shown(m *model) string { return ansi.Strip(strings.Join(m.lines(), "\n")) }
-
-func press(m *model, keys ...string) tea.Cmd {
-	var cmd tea.Cmd
-	for _, k := range keys {
-		msg := tea.KeyPressMsg{Code: rune(k[0]), Text: k}
-		switch k {
-		case "enter":
-			msg = tea.KeyPressMsg{Code: tea.KeyEnter}
-		case "esc":
-			msg = tea.KeyPressMsg{Code: tea.KeyEscape}
-		case "backspace":
-			msg = tea.KeyPressMsg{Code: tea.KeyBackspace}
-		case "pgdown":
-			msg = tea.KeyPressMsg{Code: tea.KeyPgDown}
-		}
-		_, cmd = m.Update(msg)
+func shown(m *model) string {
+	var b strings.Builder
+	for _, l := range m.lines() {
+		b.WriteString(l.text + "\n")
 	}
-	return cmd
+	return b.String()
+}
+
+// press types keys, each a rune or a name, and tells whether the last one quits.
+func press(m *model, keys ...string) (quit bool) {
+	special := map[string]tcell.Key{"enter": tcell.KeyEnter, "esc": tcell.KeyEscape, "backspace": tcell.KeyBackspace2, "pgdown": tcell.KeyPgDn}
+	for _, k := range keys {
+		if code, ok := special[k]; ok {
+			quit = m.key(tcell.NewEventKey(code, 0, 0))
+		} else {
+			quit = m.key(tcell.NewEventKey(tcell.KeyRune, []rune(k)[0], 0))
+		}
+	}
+	return quit
 }
 
 // TestSizes: any size is filled exactly, and nothing of a container's name acts on the terminal.
 func TestSizes(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {40, 10}, {200, 60}, {10, 3}, {1, 1}} {
-		m := newModel(context.Background(), Config{Interval: time.Second, Sort: "gpu", UTF8: true})
-		m.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
-		for _, f := range []read{{}, {frame: sample(0)}, {frame: sample(100)}, {err: errors.New("gone" + hostile)}} {
-			m.Update(f)
+		m := &model{Config: Config{Sort: "gpu"}, utf8: true, width: size[0], height: size[1]}
+		for _, r := range []reading{{}, {frame: sample(0)}, {frame: sample(100)}, {err: errors.New("gone" + hostile)}} {
+			m.take(r)
 			lines := m.lines()
 			if len(lines) != size[1] {
 				t.Errorf("%v: %d lines", size, len(lines))
 			}
 			for _, l := range lines {
-				if n := ansi.StringWidth(l); n > size[0] {
-					t.Errorf("%v: %d columns: %q", size, n, l)
+				if n := ansi.StringWidth(l.text); n > size[0] {
+					t.Errorf("%v: %d columns: %q", size, n, l.text)
 				}
-				if s := ansi.Strip(l); strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) }) || strings.Contains(l, "\x1b[2J") || strings.Contains(l, "\x1b]") {
-					t.Errorf("%v: %q", size, l)
+				if strings.ContainsFunc(l.text, func(r rune) bool { return !unicode.IsGraphic(r) }) {
+					t.Errorf("%v: %q", size, l.text)
 				}
 			}
 		}
@@ -78,8 +77,8 @@ func TestSizes(t *testing.T) {
 
 // TestKeys: order, tree, filter, scrolling and the end.
 func TestKeys(t *testing.T) {
-	m := newModel(context.Background(), Config{Interval: time.Second, Sort: "gpu"})
-	m.Update(read{frame: sample(50)})
+	m := &model{Config: Config{Sort: "gpu"}, width: 80, height: 24}
+	m.take(reading{frame: sample(50)})
 	first := func(text, a, b string) {
 		t.Helper()
 		s := shown(m)
@@ -98,7 +97,7 @@ func TestKeys(t *testing.T) {
 	if s := shown(m); !strings.Contains(s, "filter: C048_") || !strings.Contains(s, "c048") || strings.Contains(s, "c047") {
 		t.Errorf("filtered:\n%s", s)
 	}
-	if press(m, "q") != nil {
+	if press(m, "q") {
 		t.Error("q quits while the filter is typed")
 	}
 	press(m, "backspace", "enter")
@@ -107,22 +106,53 @@ func TestKeys(t *testing.T) {
 	}
 	press(m, "esc")
 	first("no filter", "c000", "c001")
-	cmd := press(m, "q")
-	if cmd == nil || cmd() != (tea.QuitMsg{}) {
+	if !press(m, "q") {
 		t.Error("q does not quit")
 	}
 }
 
 // TestGone: an exporter that is gone is a line, above what was last seen; when it is back the line is gone.
 func TestGone(t *testing.T) {
-	m := newModel(context.Background(), Config{Interval: time.Second, Sort: "gpu"})
-	m.Update(read{frame: sample(1)})
-	m.Update(read{err: errors.New("no exporter answers")})
+	m := &model{Config: Config{Sort: "gpu"}, width: 80, height: 24}
+	m.take(reading{frame: sample(1)})
+	m.take(reading{err: errors.New("no exporter answers")})
 	if s := shown(m); !strings.Contains(s, "no exporter answers") || !strings.Contains(s, "c000") {
 		t.Error(s)
 	}
-	_, cmd := m.Update(read{frame: sample(1)})
-	if s := shown(m); strings.Contains(s, "no exporter") || cmd == nil {
+	m.take(reading{frame: sample(1)})
+	if s := shown(m); strings.Contains(s, "no exporter") {
 		t.Error(s)
+	}
+}
+
+// TestScreen: what is drawn, on a terminal with and without UTF-8, and that it ends by a key and by its context.
+func TestScreen(t *testing.T) {
+	for charset, want := range map[string]string{"UTF-8": "█", "US-ASCII": "#"} {
+		screen := tcell.NewSimulationScreen(charset)
+		if err := screen.Init(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		n := 0
+		read := func(context.Context) (Frame, error) {
+			switch n++; { // at the third reading, the first is drawn
+			case n == 3 && charset == "UTF-8":
+				cancel()
+			case n == 3:
+				screen.InjectKey(tcell.KeyRune, 'q', 0)
+			}
+			return sample(3), nil
+		}
+		run(ctx, Config{Read: read, Interval: time.Millisecond, Sort: "gpu"}, screen)
+		cancel()
+		var drawn strings.Builder
+		cells, _, _ := screen.GetContents()
+		for _, c := range cells {
+			drawn.WriteString(string(c.Runes))
+		}
+		if s := drawn.String(); !strings.Contains(s, "c002") || !strings.Contains(s, want) {
+			t.Errorf("%s: %q", charset, s)
+		}
+		screen.Fini()
 	}
 }
