@@ -6,18 +6,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"gpu-exporter/exporter/assets"
 	"gpu-exporter/exporter/docker/dockertest"
 	"gpu-exporter/nvml/fake"
 )
 
-// TestFromScratch: in an image that holds the program and nothing else, the host's NVML is loaded and the host's containers have their names.
-func TestFromScratch(t *testing.T) {
-	d := dockertest.Start(t)
+// withImage starts an engine that has the image gpu-exporter:latest: the program and nothing else.
+func withImage(t *testing.T) (d *dockertest.Daemon, size int64) {
+	t.Helper()
+	d = dockertest.Start(t)
 	binary, err := os.ReadFile(program(t))
 	if err != nil {
 		t.Fatal(err)
@@ -37,12 +40,21 @@ func TestFromScratch(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := f.Stat(); err != nil || info.Size() >= 20_000_000 {
-		t.Errorf("an image of %d bytes, want less than 20 MB: %v", info.Size(), err)
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
 	}
 	f.Close()
 	d.Docker(t, "import", "--change", `ENTRYPOINT ["/gpu-exporter"]`, image, "gpu-exporter:latest")
+	return d, info.Size()
+}
 
+// TestFromScratch: in an image that holds the program and nothing else, the host's NVML is loaded and the host's containers have their names.
+func TestFromScratch(t *testing.T) {
+	d, size := withImage(t)
+	if size >= 20_000_000 {
+		t.Errorf("an image of %d bytes, want less than 20 MB", size)
+	}
 	job := d.Run(t, "--name", "job", "--gpus", `"device=0"`, "busybox")
 	gpu := fake.H200(0)
 	host, inside := sleeper(t), pid(t, d, "job")
@@ -105,4 +117,39 @@ func containerLog(t *testing.T, d *dockertest.Daemon, name string) string {
 		}
 		text.WriteString(line.Log)
 	}
+}
+
+// TestCompose: the compose file starts the exporter, which sees the host's processes and containers.
+func TestCompose(t *testing.T) {
+	d, _ := withImage(t)
+	dir := t.TempDir()
+	if err := assets.Export(dir, false); err != nil {
+		t.Fatal(err)
+	}
+	job := d.Run(t, "--name", "job", "--gpus", `"device=0"`, "busybox")
+	compose := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command("docker-compose", append([]string{"-p", "test", "-f", dir + "/install/compose.yaml"}, args...)...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+d.Host, "DOCKER_SOCKET="+d.Socket, "GPU_EXPORTER_ADDRESS=127.0.0.1:0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("docker-compose %v: %v (apt-get install docker-compose)\n%s", args, err, out)
+		}
+	}
+	compose("up", "-d")
+	p := &process{exited: make(chan struct{})}
+	for i := 0; p.address == ""; i++ {
+		if m := listening.FindStringSubmatch(containerLog(t, d, "gpu-exporter")); m != nil {
+			p.address = m[1]
+		} else if i == 100 {
+			t.Fatalf("it does not serve:\n%s", containerLog(t, d, "gpu-exporter"))
+		} else {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	s := p.until(t, 10*time.Second, "the container that asks for a GPU", func(s scrape) bool {
+		return len(s.find("gpu_container_info", "container_id", job[:12], "container_name", "job")) == 1
+	})
+	s.want(t, 1, "gpu_exporter_docker_up")
+	s.want(t, 1, "gpu_exporter_process_visibility", "reason", "ok")
+	compose("down")
 }

@@ -15,7 +15,7 @@ import (
 
 // Files are the assets by path, such as "rules/gpu-exporter.alerts.yaml".
 //
-//go:embed rules/*.yaml dashboards/*.json
+//go:embed rules/*.yaml dashboards/*.json install/*
 var Files embed.FS
 
 // List returns the paths of all assets in order.
