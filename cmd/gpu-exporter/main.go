@@ -238,12 +238,9 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest()) })
 	if path != "/" {
-		landing, err := web.NewLandingPage(web.LandingConfig{Name: "gpu-exporter", Description: "docker stats for GPUs",
-			Version: versioninfo.Version, Links: []web.LandingLinks{{Address: path, Text: "Metrics"}, {Address: "/-/ready", Text: "Ready"}, {Address: "/-/healthy", Text: "Healthy"}}})
-		if err != nil {
+		if err := people.RegisterPage(mux, path, versioninfo.Version); err != nil {
 			return err
 		}
-		mux.Handle("/", landing)
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}

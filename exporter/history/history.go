@@ -21,7 +21,7 @@ const (
 	maxSeries = 512
 )
 
-// Values are the points of a series, oldest first. NaN is absent, null in JSON.
+// Values are the points of a series, oldest first; nil: none is known. NaN is absent, null in JSON.
 type Values []float32
 
 // MarshalJSON writes the points with four digits: they are drawn, not added up.
@@ -60,20 +60,20 @@ func (v *Values) UnmarshalJSON(b []byte) error {
 type Device struct {
 	UUID        string `json:"uuid"`
 	Index       int    `json:"index"`
-	Utilization Values `json:"utilization_percent"`
-	Memory      Values `json:"memory_used_bytes"`
-	Power       Values `json:"power_watts"`
-	Temperature Values `json:"temperature_celsius"`
-	PCIeRX      Values `json:"pcie_host_to_device_bytes_per_second"`
-	PCIeTX      Values `json:"pcie_device_to_host_bytes_per_second"`
+	Utilization Values `json:"utilization_percent,omitempty"`
+	Memory      Values `json:"memory_used_bytes,omitempty"`
+	Power       Values `json:"power_watts,omitempty"`
+	Temperature Values `json:"temperature_celsius,omitempty"`
+	PCIeRX      Values `json:"pcie_host_to_device_bytes_per_second,omitempty"`
+	PCIeTX      Values `json:"pcie_device_to_host_bytes_per_second,omitempty"`
 }
 
 // Container is the history of a container: the sums over its processes.
 type Container struct {
 	ID          string `json:"id"` // full
 	Name        string `json:"name,omitempty"`
-	Utilization Values `json:"utilization_percent"`
-	Memory      Values `json:"memory_used_bytes"`
+	Utilization Values `json:"utilization_percent,omitempty"`
+	Memory      Values `json:"memory_used_bytes,omitempty"`
 }
 
 // View is a copy of the history.
@@ -245,7 +245,7 @@ func (h *History) View(n int) *View {
 	start := end - int64(n)*step
 	v.Time = time.Unix(end-1, 0)
 	values := func(r *series, f int) Values {
-		list := make(Values, n)
+		list, known := make(Values, n), false
 		for i := range list {
 			list[i] = absent
 			for s := start + int64(i)*step; s < start+int64(i+1)*step; s++ {
@@ -253,9 +253,12 @@ func (h *History) View(n int) *View {
 					continue
 				}
 				if x := r.rings[f][s%Points]; !(x <= list[i]) && x == x {
-					list[i] = x
+					list[i], known = x, true
 				}
 			}
+		}
+		if !known {
+			return nil
 		}
 		return list
 	}

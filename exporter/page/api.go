@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gpu-exporter/exporter/history"
@@ -18,6 +19,8 @@ import (
 type Server struct {
 	latest  func() *snapshot.Snapshot
 	history *history.History
+	ended   chan struct{} // closed when Run returns
+	streams atomic.Int64
 
 	mu   sync.Mutex
 	made *snapshot.Snapshot // of which text is the JSON
@@ -26,11 +29,12 @@ type Server struct {
 
 // New returns a server of the snapshots that latest returns; it must not return nil. Without Run it has no history.
 func New(latest func() *snapshot.Snapshot) *Server {
-	return &Server{latest: latest, history: history.New()}
+	return &Server{latest: latest, history: history.New(), ended: make(chan struct{})}
 }
 
-// Run keeps the history until ctx ends.
+// Run keeps the history until ctx ends, and ends all streams then. It is called once.
 func (s *Server) Run(ctx context.Context) {
+	defer close(s.ended)
 	// Snapshots come once in a second, not at its beginning: looking twice in it misses none.
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
