@@ -93,8 +93,9 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 	defer exits.close()
 	ticker := time.NewTicker(w.cfg.Interval)
 	defer ticker.Stop()
-	for {
-		for !w.tick(ctx, exits, emit) {
+	for ctx.Err() == nil { // once stopped, the reading that is under way still uses the reader
+		if !w.tick(ctx, exits, emit) {
+			continue
 		}
 		select {
 		case <-ctx.Done():

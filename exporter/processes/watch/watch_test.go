@@ -327,3 +327,22 @@ func TestHangingFile(t *testing.T) {
 		return len(p.List) == 3 && has(13)(p) && p.List[1].Command == "job"
 	})
 }
+
+// TestStop: a watcher that is stopped while it reads begins no other reading beside that one. The race detector sees two that share a reader.
+func TestStop(t *testing.T) {
+	want := make([]int, 200)
+	for i := range want {
+		want[i] = os.Getpid()
+	}
+	for range 200 {
+		w := New(Config{Interval: time.Microsecond, Logger: slog.New(slog.DiscardHandler), PIDsForeign: true})
+		w.want = want
+		ctx, cancel := context.WithCancel(context.Background())
+		n := 0
+		w.Run(ctx, func(input.Input) {
+			if n++; n == 3 {
+				go cancel() // the next reading is under way by then
+			}
+		})
+	}
+}
