@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"gpu-exporter/exporter/view"
+	"gpu-exporter/nvml/frame"
 )
 
 const (
@@ -171,7 +172,7 @@ func (h *History) Add(s *view.Snapshot) {
 				c = &sum{name: w.ContainerName}
 				sums[w.ContainerID] = c
 			}
-			c.utilization, c.memory = view.Sum(c.utilization, w.Utilization), view.Sum(c.memory, w.Memory)
+			c.utilization, c.memory = frame.Sum(c.utilization, w.Utilization), frame.Sum(c.memory, w.Memory)
 		}
 	}
 	for id, c := range sums {

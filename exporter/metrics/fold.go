@@ -49,25 +49,20 @@ func fold(s *snapshot.Snapshot) []snapshot.Workload {
 // addTo adds a process to its container. The highest sample of a container is that of its processes: their samples are not of the same moments.
 func addTo(sum, w *snapshot.Workload) {
 	sum.Alive = sum.Alive || w.Alive
-	sum.CPU = plus(sum.CPU, w.CPU)
-	sum.Memory = plus(sum.Memory, w.Memory)
-	sum.Peak = plus(sum.Peak, w.Peak)
-	sum.Allocated = plus(sum.Allocated, w.Allocated)
-	sum.Busy = plus(sum.Busy, w.Busy)
-	sum.Energy = plus(sum.Energy, w.Energy)
-	sum.HtoD = plus(sum.HtoD, w.HtoD)
-	sum.DtoH = plus(sum.DtoH, w.DtoH)
+	sum.CPU = frame.Sum(sum.CPU, w.CPU)
+	sum.Memory = frame.Sum(sum.Memory, w.Memory)
+	sum.Peak = frame.Sum(sum.Peak, w.Peak)
+	sum.Allocated = frame.Sum(sum.Allocated, w.Allocated)
+	sum.Busy = frame.Sum(sum.Busy, w.Busy)
+	sum.Energy = frame.Sum(sum.Energy, w.Energy)
+	sum.HtoD = frame.Sum(sum.HtoD, w.HtoD)
+	sum.DtoH = frame.Sum(sum.DtoH, w.DtoH)
 	for _, p := range []struct{ to, from *frame.Opt[float64] }{{&sum.Utilization, &w.Utilization}, {&sum.MemoryBW, &w.MemoryBW},
 		{&sum.Encoder, &w.Encoder}, {&sum.Decoder, &w.Decoder}} {
-		*p.to = plus(*p.to, *p.from)
+		*p.to = frame.Sum(*p.to, *p.from)
 		p.to.V = min(p.to.V, 100)
 	}
 	if w.MaxUtilization.OK {
 		sum.MaxUtilization = frame.Some(max(sum.MaxUtilization.V, w.MaxUtilization.V))
 	}
-}
-
-// plus adds what is there.
-func plus[T uint64 | float64](x, y frame.Opt[T]) frame.Opt[T] {
-	return frame.Opt[T]{V: x.V + y.V, OK: x.OK || y.OK}
 }

@@ -192,7 +192,7 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 		for _, p := range d.list {
 			// A process with several MIG instances counts with all of them.
 			if have, ok := listed[p.PID]; ok {
-				p.MemoryUsed = plus(p.MemoryUsed, have.MemoryUsed)
+				p.MemoryUsed = frame.Sum(p.MemoryUsed, have.MemoryUsed)
 			}
 			listed[p.PID] = p
 		}

@@ -122,18 +122,13 @@ func (b *Builder) held() map[*device]map[int]activity.Device {
 				out[d] = map[int]activity.Device{}
 			}
 			if have, twice := out[d][pid]; twice {
-				a.Used, a.Peak, a.Allocated = plus(a.Used, have.Used), plus(a.Peak, have.Peak), plus(a.Allocated, have.Allocated)
+				a.Used, a.Peak, a.Allocated = frame.Sum(a.Used, have.Used), frame.Sum(a.Peak, have.Peak), frame.Sum(a.Allocated, have.Allocated)
 			}
 			out[d][pid] = a
 			b.workload(d, pid)
 		}
 	}
 	return out
-}
-
-// plus adds what is there.
-func plus(x, y frame.Opt[uint64]) frame.Opt[uint64] {
-	return frame.Opt[uint64]{V: x.V + y.V, OK: x.OK || y.OK}
 }
 
 // copies puts down what processes copied since the last report to the first device that each holds: the probes do not tell devices apart.

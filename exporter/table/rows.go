@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"gpu-exporter/exporter/view"
+	"gpu-exporter/nvml/frame"
 )
 
 // Row is a process on a GPU, what no process accounts for, or in a tree a container above its processes.
@@ -138,10 +139,10 @@ func Tree(rows []Row, key string) []Row {
 		h.Memory, h.Total = view.Bytes{}, view.Bytes{}
 		seen := map[string]bool{}
 		for _, r := range members[group(h)] {
-			h.Utilization, h.Memory = view.Sum(h.Utilization, r.Utilization), view.Sum(h.Memory, r.Memory)
+			h.Utilization, h.Memory = frame.Sum(h.Utilization, r.Utilization), frame.Sum(h.Memory, r.Memory)
 			if !seen[r.GPUUUID] {
 				seen[r.GPUUUID] = true
-				h.Total = view.Sum(h.Total, r.Total)
+				h.Total = frame.Sum(h.Total, r.Total)
 			}
 		}
 	}

@@ -201,13 +201,8 @@ func container(c *snapshot.Container, ws []Workload) Container {
 	}
 	for i := range ws {
 		if ws[i].ContainerID == c.ID {
-			v.Utilization, v.Memory = Sum(v.Utilization, ws[i].Utilization), Sum(v.Memory, ws[i].Memory)
+			v.Utilization, v.Memory = frame.Sum(v.Utilization, ws[i].Utilization), frame.Sum(v.Memory, ws[i].Memory)
 		}
 	}
 	return v
-}
-
-// Sum adds up what is present; it is absent when both are.
-func Sum[T uint64 | float64](a, b frame.Opt[T]) frame.Opt[T] {
-	return frame.Opt[T]{V: a.V + b.V, OK: a.OK || b.OK}
 }

@@ -22,6 +22,9 @@ type Opt[T any] struct {
 // Some returns a present value.
 func Some[T any](v T) Opt[T] { return Opt[T]{V: v, OK: true} }
 
+// Sum adds up what is present; it is absent when both are.
+func Sum[T uint64 | float64](a, b Opt[T]) Opt[T] { return Opt[T]{V: a.V + b.V, OK: a.OK || b.OK} }
+
 // IsZero reports absence; encoding/json's omitzero uses it.
 func (o Opt[T]) IsZero() bool { return !o.OK }
 
