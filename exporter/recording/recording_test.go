@@ -11,6 +11,29 @@ import (
 	"gpu-exporter/exporter/snapshot"
 )
 
+// closed checks that the workloads of each device hold what the device says is in use, and returns on how many devices that was known.
+func closed(t *testing.T, s *snapshot.Snapshot) (sums int) {
+	t.Helper()
+	for i, d := range s.Devices {
+		if d.Load == nil {
+			continue
+		}
+		var sum uint64
+		for _, w := range s.Workloads {
+			if w.Device == i {
+				sum += w.Memory.V
+			}
+		}
+		if sum != d.Load.MemoryUsed.V {
+			t.Fatalf("workloads hold %d, the device says %d", sum, d.Load.MemoryUsed.V)
+		}
+		if d.Load.MemoryUsed.OK {
+			sums++
+		}
+	}
+	return sums
+}
+
 // TestDemo runs the real attribution over the built-in recording: a busy and a holding container share one GPU, and memory adds up throughout.
 func TestDemo(t *testing.T) {
 	if len(Demo) > 1<<20 {
@@ -25,20 +48,7 @@ func TestDemo(t *testing.T) {
 	for _, in := range list {
 		b.Apply(in)
 		s := b.Snapshot(time.Unix(0, in.Time))
-		for i, d := range s.Devices {
-			if d.Load == nil {
-				continue
-			}
-			var sum uint64
-			for _, w := range s.Workloads {
-				if w.Device == i {
-					sum += w.Memory.V
-				}
-			}
-			if sum != d.Load.MemoryUsed.V {
-				t.Fatalf("workloads hold %d, the device says %d", sum, d.Load.MemoryUsed.V)
-			}
-		}
+		closed(t, s)
 		for _, w := range s.Workloads {
 			busy = busy || w.Container.Name == "busy" && w.Utilization.V > 80
 			hold = hold || w.Container.Name == "hold" && w.Memory.V > 4<<30 && w.Utilization.OK && w.Utilization.V == 0
@@ -97,21 +107,7 @@ func TestTraced(t *testing.T) {
 	for _, in := range list {
 		b.Apply(in)
 		s := b.Snapshot(time.Unix(0, in.Time))
-		for i, d := range s.Devices {
-			if d.Load == nil || !d.Load.MemoryUsed.OK {
-				continue
-			}
-			var sum uint64
-			for _, w := range s.Workloads {
-				if w.Device == i {
-					sum += w.Memory.V
-				}
-			}
-			if sum != d.Load.MemoryUsed.V {
-				t.Fatalf("workloads hold %d, the device says %d", sum, d.Load.MemoryUsed.V)
-			}
-			sums++
-		}
+		sums += closed(t, s)
 		for _, w := range s.Workloads {
 			if w.PID != 0 {
 				pids[w.PID] = true
