@@ -159,15 +159,12 @@ func (b *Builder) frame(now time.Time, f *frame.Frame) {
 func (b *Builder) call(c frame.Call) {
 	sum := b.calls[c.Name]
 	if sum == nil {
-		sum = &frame.Call{Name: c.Name, Buckets: make([]uint64, len(frame.CallBuckets)+1)}
+		sum = &frame.Call{Name: c.Name} // without buckets: nothing shows them
 		b.calls[c.Name] = sum
 	}
 	sum.Count += c.Count
 	sum.Errors += c.Errors
 	sum.Seconds += c.Seconds
-	for i, n := range c.Buckets[:min(len(c.Buckets), len(sum.Buckets))] {
-		sum.Buckets[i] += n
-	}
 }
 
 // forget drops what must not be repeated once the device cannot be read; identity and counters stay.

@@ -16,9 +16,7 @@ import (
 func (b *Builder) Snapshot(now time.Time) *Snapshot {
 	s := &Snapshot{Time: now, Host: b.host, Sources: maps.Clone(b.sources), Library: b.library}
 	for _, name := range slices.Sorted(maps.Keys(b.calls)) {
-		c := *b.calls[name]
-		c.Buckets = slices.Clone(c.Buckets)
-		s.Calls = append(s.Calls, c)
+		s.Calls = append(s.Calls, *b.calls[name])
 	}
 	known := make(map[string]containers.Container, len(b.containers))
 	for _, c := range b.containers {
