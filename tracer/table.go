@@ -98,19 +98,15 @@ func (r *run) open(e *bpfOpenEvent) bool {
 		name = "/"
 	}
 	if e.Result != 0 {
-		if r.config.Events != nil {
-			path := ""
-			if facts, err := r.proc.Read(pid); err == nil && facts.StartTime == start {
-				path = facts.Cgroup
-			}
-			r.tell(Event{Kind: "open", PID: pid, Comm: text(e.H.Comm[:]), Cgroup: r.groups.see(e.H.Group, path, name), Detail: openDetail(e)}, e.H.Time)
-		} else if r.groups.byID[e.H.Group] == nil {
-			path := ""
-			if facts, err := r.proc.Read(pid); err == nil && facts.StartTime == start {
-				path = facts.Cgroup
-			}
-			r.groups.see(e.H.Group, path, name)
+		if r.config.Events == nil && r.groups.byID[e.H.Group] != nil {
+			return false // counted in the kernel, and nothing to learn
 		}
+		path := ""
+		if facts, err := r.proc.Read(pid); err == nil && facts.StartTime == start {
+			path = facts.Cgroup
+		}
+		group := r.groups.see(e.H.Group, path, name)
+		r.tell(Event{Kind: "open", PID: pid, Comm: text(e.H.Comm[:]), Cgroup: group, Detail: openDetail(e)}, e.H.Time)
 		return false
 	}
 	p := r.current(pid, start)
