@@ -84,15 +84,16 @@ func run(args []string) error {
 	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
 	commands := append(assetsCommands(app), psCommand(app), topCommand(app), traceCommand(app))
 	var (
-		path      = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
-		interval  = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
-		program   = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
-		library   = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
-		root      = app.Flag("driver-root", "Directory below which the driver's libraries and devices are.").Default("/").String()
-		engine    = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
-		proc      = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
-		hostIP    = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
-		mode      = app.Flag("tracer", "How kernel events are traced: auto takes fentry, else tracepoint, else off.").Default("auto").Enum("auto", "fentry", "tracepoint", "off")
+		path     = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
+		interval = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
+		program  = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
+		library  = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
+		root     = app.Flag("driver-root", "Directory below which the driver's libraries and devices are.").Default("/").String()
+		engine   = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
+		proc     = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
+		hostIP   = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
+		mode     = app.Flag("tracer", "How kernel events are traced: auto takes fentry, else tracepoint, else off.").Default(tracer.ModeAuto).
+				Enum(tracer.ModeAuto, tracer.ModeFentry, tracer.ModeTracepoint, tracer.ModeOff)
 		probe     = app.Flag("probe", "Count copies and allocations with probes on libcuda.").Default("on").Enum("on", "off")
 		launches  = app.Flag("probe.launches", "Count kernel launches too, about a microsecond each.").Bool()
 		traced    = app.Flag("tracer.devices", "Character devices to trace instead of NVIDIA's, as MAJOR:MINOR=NODE: for tests.").Hidden().Strings()
@@ -190,15 +191,11 @@ type command struct {
 
 // cgroupRoot is the host's hierarchy of control groups: in a container, its own is only a part of it.
 func cgroupRoot(proc string) string {
-	if host := proc + "/1/root/sys/fs/cgroup"; exists(host) {
-		return host
+	host := proc + "/1/root/sys/fs/cgroup"
+	if _, err := os.Stat(host); err != nil {
+		return "/sys/fs/cgroup"
 	}
-	return "/sys/fs/cgroup"
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+	return host
 }
 
 // open reads a recording, the built-in one by the name demo.

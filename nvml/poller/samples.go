@@ -34,7 +34,8 @@ const (
 	ahead = time.Second
 )
 
-// samples empties those of the driver's rings that are due since the last time, each by its own last timestamp, so that every sample is delivered exactly once.
+// samples empties those of the driver's rings that are due since the last time, each by its own last timestamp, so that every sample is
+// delivered exactly once.
 func (d *device) samples(now time.Time) *frame.Samples {
 	cfg := &d.p.cfg
 	processDue, utilDue, powerDue := due(now, &d.processAt, cfg.Samples), due(now, &d.utilAt, cfg.Util), due(now, &d.powerAt, cfg.Power)
