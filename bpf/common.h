@@ -10,6 +10,18 @@ typedef __u32 u32;
 typedef __s64 s64;
 typedef __u64 u64;
 
+// The records of the syscall tracepoints.
+struct syscall_enter {
+	u64 common;
+	s64 number;
+	u64 args[6];
+};
+struct syscall_exit {
+	u64 common;
+	s64 number;
+	s64 ret;
+};
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 // How many causes of loss a program tells apart.

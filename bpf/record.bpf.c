@@ -22,17 +22,6 @@ struct task_struct {
 	struct files_struct *files;
 } KERNEL;
 
-struct syscall_enter {
-	u64 common;
-	s64 number;
-	u64 args[6];
-};
-struct syscall_exit {
-	u64 common;
-	s64 number;
-	s64 ret;
-};
-
 #define IN 64
 #define OUT 192
 #define DEEP 160

@@ -58,17 +58,6 @@ struct task_struct {
 	struct signal_struct *signal;
 } KERNEL;
 
-struct syscall_enter {
-	u64 common;
-	s64 number;
-	u64 args[6];
-};
-struct syscall_exit {
-	u64 common;
-	s64 number;
-	s64 ret;
-};
-
 // Kinds of device nodes. The last two are rules for a major, not kinds.
 enum node { NODE_NONE, NODE_GPU, NODE_CTL, NODE_UVM, NODE_CAPS, RULE_RM, RULE_MINORS };
 
