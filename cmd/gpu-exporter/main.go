@@ -86,6 +86,7 @@ func run(args []string) error {
 	var (
 		path     = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
 		interval = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
+		fastGPM  = app.Flag("nvml.gpm-fast", "Period of additional short readings of SM activity on Hopper and later, such as 100ms, each 0.3 ms of CPU time; 0: none.").Default("0s").Duration()
 		program  = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
 		library  = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
 		root     = app.Flag("driver-root", "Directory below which the driver's libraries and devices are.").Default("/").String()
@@ -144,6 +145,9 @@ func run(args []string) error {
 	if *interval <= 0 || *window <= 0 || *linger < 0 {
 		return usageError{errors.New("--nvml.interval and --window must be positive, and --linger not negative")}
 	}
+	if *fastGPM < 0 || *fastGPM > 0 && *fastGPM < 10*time.Millisecond {
+		return usageError{errors.New("--nvml.gpm-fast must be at least 10ms, or 0")}
+	}
 	if err := web.Validate(*toolkit.WebConfigFile); err != nil {
 		return usageError{fmt.Errorf("--web.config.file: %w", err)}
 	}
@@ -152,6 +156,9 @@ func run(args []string) error {
 		Docker:   docker.Config{Host: *engine, ProcRoot: *proc, Logger: logger},
 		ProcRoot: *proc, HostIP: *hostIP, Record: *record, Logger: logger,
 		Snapshot: snapshot.Config{Interval: *interval, Window: *window, Linger: *linger},
+	}
+	if *fastGPM > 0 {
+		cfg.Worker.Args = []string{"--gpm-fast=" + fastGPM.String()}
 	}
 	devices, err := tracedDevices(*traced)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gpu-exporter/nvml/fake"
 )
 
 // TestStatic: no interpreter, no shared library, and no way for purego to get in.
@@ -58,8 +60,8 @@ func TestDemo(t *testing.T) {
 // TestWrongFlags: one line and exit code 2.
 func TestWrongFlags(t *testing.T) {
 	path := program(t)
-	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"}, {"--nvml.interval=-1s"}, {"--replay=/no/such/file"},
-		{"--web.config.file=/no/such/file"}, {"--docker.host=ftp://x"}} {
+	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"}, {"--nvml.interval=-1s"}, {"--nvml.gpm-fast=1ms"},
+		{"--replay=/no/such/file"}, {"--web.config.file=/no/such/file"}, {"--docker.host=ftp://x"}} {
 		var stderr bytes.Buffer
 		cmd := exec.Command(path, args...)
 		cmd.Stderr = &stderr
@@ -68,5 +70,23 @@ func TestWrongFlags(t *testing.T) {
 		if !errors.As(err, &exit) || exit.ExitCode() != 2 || strings.Count(stderr.String(), "\n") != 1 {
 			t.Errorf("%v: %v, %q", args, err, stderr.String())
 		}
+	}
+}
+
+// TestFastGPM: short readings of SM activity are made when they are asked for, and only then.
+func TestFastGPM(t *testing.T) {
+	gpu := fake.H200(0)
+	gpu.GPM = map[int]float64{2: 87.5}
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	base := []string{"--nvml.library=" + h.Library, "--docker.host=unix://" + engine(t, nil, nil), "--nvml.interval=100ms", "--tracer=off"}
+	fast := start(t, append(base, "--nvml.gpm-fast=50ms")...)
+	plain := start(t, base...)
+	fast.until(t, 20*time.Second, "the highest short reading", func(s scrape) bool {
+		found := s.find("gpu_sm_active_max_ratio")
+		return len(found) == 1 && found[0].value == 0.875
+	})
+	s := plain.until(t, 20*time.Second, "the usual reading", func(s scrape) bool { return len(s.find("gpu_sm_active_ratio")) == 1 })
+	if found := s.find("gpu_sm_active_max_ratio"); len(found) != 0 {
+		t.Errorf("short readings without the flag: %v", found)
 	}
 }
