@@ -32,7 +32,7 @@ run: build
 setup:
 	scripts/setup
 
-test: setup lint
+test: setup lint check-generate
 	CGO_ENABLED=0 go test -count=1 -p 1 ./...
 	CGO_ENABLED=1 go test -count=1 -p 1 -race -skip TestChurn $$(go list ./... | grep -v -e /probes -e /record-ioctls -e cmd/gpu-exporter)
 
@@ -44,8 +44,11 @@ lint:
 generate:
 	go generate ./...
 
-check-generate: generate
-	git diff --exit-code -- bpf tracer scripts/record-ioctls exporter/assets
+# Generated files are those of the sources: compared by their sums, so that work not yet committed and a tree without git can be tested too.
+GENERATED = find tracer scripts exporter/assets/dashboards -name '*_bpfel.*' -o -name '*.json'
+check-generate:
+	@before=$$($(GENERATED) | sort | xargs sha256sum); $(MAKE) -s generate; \
+	diff <(echo "$$before") <($(GENERATED) | sort | xargs sha256sum) || { echo "make generate changes these: commit what it writes" >&2; exit 1; }
 
 bench:
 	CGO_ENABLED=0 go test -run '^$$' -bench . -benchtime 200ms ./nvml/... ./tracer/ledger/...
