@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 BIN ?= bin
-IMAGE ?= gpu-exporter:$(VERSION)
+IMAGE ?= gpu-exporter:latest
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/prometheus/common/version.Version=$(VERSION)
 WORKER := exporter/worker/embedded/nvml-worker.gz

@@ -50,7 +50,8 @@ func TestARM64(t *testing.T) {
 	})
 }
 
-// TestImage: `make image` builds an image of the program alone, without a registry, and a container of it serves.
+// TestImage: `make image` builds an image of the program alone, without a registry, under the name that the README and the compose file run,
+// and a container of it serves.
 func TestImage(t *testing.T) {
 	d := dockertest.Start(t)
 	docker := func(args ...string) string {
@@ -63,13 +64,13 @@ func TestImage(t *testing.T) {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	cmd := exec.Command("make", "-C", "../..", "image", "BIN=bin/image-test", "IMAGE=gpu-exporter:test")
+	cmd := exec.Command("make", "-C", "../..", "image", "BIN=bin/image-test")
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+d.Host)
 	t.Cleanup(func() { os.RemoveAll("../../bin/image-test") })
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("make image: %v\n%s", err, out)
 	}
-	if size, err := strconv.Atoi(docker("image", "inspect", "-f", "{{.Size}}", "gpu-exporter:test")); err != nil || size > maxSize {
+	if size, err := strconv.Atoi(docker("image", "inspect", "-f", "{{.Size}}", "gpu-exporter:latest")); err != nil || size > maxSize {
 		t.Errorf("the image has %d bytes (%v), want at most %d", size, err, maxSize)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -78,7 +79,7 @@ func TestImage(t *testing.T) {
 	}
 	address := l.Addr().String()
 	l.Close()
-	docker("run", "-d", "--name", "it", "--network", "host", "gpu-exporter:test", "--replay=demo", "--web.listen-address="+address)
+	docker("run", "-d", "--name", "it", "--network", "host", "gpu-exporter:latest", "--replay=demo", "--web.listen-address="+address)
 	p := &process{address: address}
 	var last error
 	for range 100 {
