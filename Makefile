@@ -1,4 +1,4 @@
-# Targets: build run test lint generate image cross bench clean.
+# Targets: build run test test-vm lint generate image cross bench clean.
 SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 BIN ?= bin
@@ -8,7 +8,7 @@ LDFLAGS := -s -w -X github.com/prometheus/common/version.Version=$(VERSION)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
-.PHONY: build cross image run test lint setup generate check-generate bench clean
+.PHONY: build cross image run test lint setup generate check-generate bench clean test-vm
 
 build:
 	mkdir -p $(BIN) $(dir $(WORKER))
@@ -35,6 +35,11 @@ setup:
 test: setup lint check-generate
 	CGO_ENABLED=0 go test -count=1 -p 1 ./...
 	CGO_ENABLED=1 go test -count=1 -p 1 -race -skip TestChurn $$(go list ./... | grep -v -e /probes -e /record-ioctls -e cmd/gpu-exporter)
+	scripts/test-vm bookworm
+
+# The tracer on the kernels of three Debian releases, in both modes; the table goes to docs/kernels.md.
+test-vm: setup
+	scripts/test-vm --write
 
 lint:
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }

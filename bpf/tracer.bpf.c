@@ -890,6 +890,7 @@ int fe_open(u64 *ctx)
 	s64 ret = ctx[3];
 
 	if (ret < 0 && ret >= -4095) {
+		bpf_probe_read_kernel(&ret, sizeof(ret), &ctx[3]); // to the verifier it was a pointer, which may not be cut to an int
 		bpf_probe_read_kernel_str(name, PREFIX + 4, BPF_CORE_READ(filename, name));
 		node = by_name(name, &minor);
 		if (node)

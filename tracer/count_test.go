@@ -41,7 +41,9 @@ func TestMillionCalls(t *testing.T) {
 	}
 	bare, getppid := loop(fd, 200_000), nothing()
 	w := start(t, nil)
-	t.Logf("a call: untraced %v, traced %v, of another device %v; getppid: %v, then %v", bare, loop(fd, 200_000), loop(other, 200_000), getppid, nothing())
+	traced, unrelated := loop(fd, 200_000), nothing()
+	t.Logf("a call: untraced %v, traced %v, of another device %v; getppid: %v, then %v: call x%.2f, getppid x%.2f", bare, traced, loop(other, 200_000),
+		getppid, unrelated, float64(traced)/float64(bare), float64(unrelated)/float64(getppid))
 	w.until("the calls so far", func(r *activity.Report) bool { return total(r, calls("ctl_0x11")) == 200_000 })
 	var group sync.WaitGroup
 	for range threads {

@@ -1,6 +1,7 @@
 package tracer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -20,6 +21,9 @@ import (
 
 // The traced devices of the tests are memory devices: /dev/full stands for the control device, /dev/zero for a GPU, /dev/random for UVM.
 var devices = []Device{{1, 7, "ctl"}, {1, 5, "gpu"}, {1, 8, "uvm"}}
+
+// testMode is how the tests attach. A kernel that has it takes them in fentry mode too: scripts/test-vm.
+var testMode = cmp.Or(os.Getenv("GPU_EXPORTER_TEST_TRACER"), ModeTracepoint)
 
 // TestMain lets the tests start this program as the process that is traced.
 func TestMain(m *testing.M) {
@@ -47,7 +51,7 @@ func start(t *testing.T, change func(*Config)) *watcher {
 	}
 	w := &watcher{t: t}
 	config := Config{
-		Mode: ModeTracepoint, Devices: devices, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), reconcile: time.Hour,
+		Mode: testMode, Devices: devices, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), reconcile: time.Hour,
 		Events: func(e Event) {
 			w.mu.Lock()
 			w.events = append(w.events, e)
