@@ -529,6 +529,20 @@ static __always_inline int open_exit(s64 ret)
 	return 0;
 }
 
+// Numbers of the driver's calls: the low byte of RM's commands; UVM's commands are numbers themselves.
+#define RM_FREE 0x29
+#define RM_CONTROL 0x2a
+#define RM_ALLOC 0x2b
+#define RM_DUP 0x34
+#define RM_VID_HEAP 0x4a
+#define RM_XFER 0xd3
+#define UVM_REGISTER_VASPACE 25
+#define UVM_REGISTER_GPU 37
+#define UVM_INITIALIZE 0x30000001
+#define NR_INITIALIZE 256
+#define NR_DEINITIALIZE 257
+#define NR_OTHER 511
+
 static __always_inline int call_enter(struct file *file, u32 cmd, u64 arg)
 {
 	u32 rdev = rdev_of(file), node = node_of(rdev);
@@ -559,6 +573,8 @@ static __always_inline int call_enter(struct file *file, u32 cmd, u64 arg)
 	t->seq++;
 	if (node == NODE_UVM) // REGISTER_GPU overwrites the UUID that it is given
 		bpf_probe_read_user(t->in, IN, (void *)arg);
+	else if (node < NODE_UVM && (cmd & 0xff) == RM_ALLOC) // what must still be the same at exit, see wanted
+		bpf_probe_read_user(t->in, IN, (void *)(arg + 8));
 	t->entry = bpf_ktime_get_ns();
 	return 0;
 }
@@ -590,20 +606,6 @@ static __always_inline u32 log2(u64 v)
 	return r;
 }
 
-// Numbers of the driver's calls: the low byte of RM's commands; UVM's commands are numbers themselves.
-#define RM_FREE 0x29
-#define RM_CONTROL 0x2a
-#define RM_ALLOC 0x2b
-#define RM_DUP 0x34
-#define RM_VID_HEAP 0x4a
-#define RM_XFER 0xd3
-#define UVM_REGISTER_VASPACE 25
-#define UVM_REGISTER_GPU 37
-#define UVM_INITIALIZE 0x30000001
-#define NR_INITIALIZE 256
-#define NR_DEINITIALIZE 257
-#define NR_OTHER 511
-
 static __always_inline u32 number(u32 node, u32 cmd)
 {
 	if (node != NODE_UVM)
@@ -634,9 +636,10 @@ static __always_inline bool routine(u32 status)
 }
 
 // wanted tells whether a call says something about contexts or memory.
-static __always_inline bool wanted(u32 node, u32 nr, u64 arg)
+static __always_inline bool wanted(struct thread *t, u32 nr)
 {
-	u32 word = 0;
+	u32 word = 0, made[IN / 4] = {}, *in = (u32 *)t->in, node = t->node;
+	u64 arg = t->arg;
 
 	if (node == NODE_UVM)
 		return nr == UVM_REGISTER_GPU || nr == UVM_REGISTER_VASPACE;
@@ -652,9 +655,12 @@ static __always_inline bool wanted(u32 node, u32 nr, u64 arg)
 		bpf_probe_read_user(&word, sizeof(word), (void *)(arg + 8));
 		return word == 0x202 || word == 0x205;
 	case RM_ALLOC:
-		if (bpf_probe_read_user(&word, sizeof(word), (void *)(arg + 12)))
+		// The handle, the class and the address of the parameters.
+		if (bpf_probe_read_user(made, sizeof(made), (void *)(arg + 8)))
 			return true; // not readable: the ledger must know that it missed something
-		switch (word) {
+		if ((made[1] != in[1] && !(in[1] <= 1 && made[1] == 0x41)) || made[2] != in[2] || made[3] != in[3])
+			return true; // exchanged meanwhile, and not by the driver, which only makes a root client of class 0x41: likewise
+		switch (made[1]) {
 		case 0:
 		case 1:
 		case 0x41:
@@ -664,7 +670,7 @@ static __always_inline bool wanted(u32 node, u32 nr, u64 arg)
 		case 0x90f1:
 			return true;
 		}
-		return (word & 0xff) == 0x6f; // a channel
+		return (made[1] & 0xff) == 0x6f; // a channel
 	}
 	return false;
 }
@@ -770,7 +776,7 @@ static __always_inline int call_exit(s64 ret)
 		at = s ? status_at(s, t->node, t->cmd, key.nr) : 0;
 		if (at && bpf_probe_read_user(&status, sizeof(status), (void *)(t->arg + at - 1)))
 			status = 0;
-		if (wanted(t->node, key.nr, t->arg))
+		if (wanted(t, key.nr))
 			send_call(t, key.nr, ret, group, bpf_map_lookup_elem(&holders, &tgid));
 	}
 	if (status && !routine(status)) {

@@ -126,6 +126,9 @@ func TestRecordedCalls(t *testing.T) {
 		in, _ := hex.DecodeString(c.In)
 		out, _ := hex.DecodeString(c.Out)
 		deep, _ := hex.DecodeString(c.Deep)
+		if e.H.Node == 2 { // of these the kernel side keeps another part
+			in = in[min(8, len(in)):]
+		}
 		copy(e.In[:], in)
 		e.OutLen, e.DeepLen = uint32(copy(e.Out[:], out)), uint32(copy(e.Deep[:], deep))
 		if uuid == (ledger.UUID{}) && e.H.Node == 3 && e.Cmd == 37 { // the GPU that the process registers
@@ -336,20 +339,9 @@ func TestBadForm(t *testing.T) {
 		t.Skip(err)
 	}
 	defer unix.Close(master)
-	root := t.TempDir() // /proc with a driver
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if e.Name() != "driver" {
-			if err := os.Symlink("/proc/"+e.Name(), filepath.Join(root, e.Name())); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	root := t.TempDir()
 	writeDriver(t, root)
-	w := start(t, func(c *Config) { c.ProcRoot, c.Devices = root, append(slices.Clone(devices), Device{5, 2, "ctl"}) })
+	w := start(t, func(c *Config) { c.driverRoot, c.Devices = root, append(slices.Clone(devices), Device{5, 2, "ctl"}) })
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -367,8 +359,8 @@ func TestBadForm(t *testing.T) {
 		}
 	}
 	w.until("it no longer exact", func(r *activity.Report) bool { p := process1(r, os.Getpid()); return p != nil && !p.FromBirth })
-	r = w.until("the calls", func(r *activity.Report) bool { return total(r, calls("rm_alloc")) == 1 })
-	if total(r, calls("rm_control")) != 1 {
+	r = w.until("the calls", func(r *activity.Report) bool { return total(r, calls("rm_alloc")) >= 1 })
+	if total(r, calls("rm_control")) < 1 { // others ask /dev/full by TCGETS2 whether it is a terminal
 		t.Errorf("%+v", r.Groups)
 	}
 }

@@ -2,6 +2,7 @@ package tracer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unsafe"
@@ -69,8 +70,11 @@ func (e *bpfCallEvent) ioctl() abi.Ioctl {
 		Entry: int64(e.Entry), Time: int64(e.H.Time), PID: int32(e.H.Tgid), TID: int32(e.H.Tid), Cmd: e.Cmd, Ret: e.Ret,
 		Out: e.Out[:e.OutLen], Deep: e.Deep[:e.DeepLen],
 	}
-	if bpfNode(e.H.Node) == bpfNodeNODE_UVM {
+	switch {
+	case bpfNode(e.H.Node) == bpfNodeNODE_UVM:
 		c.Node, c.In = abi.NodeUVM, e.In[:]
+	case e.Cmd&0xff == rmAlloc: // of its block the kernel side keeps what begins with the handle
+		c.In = slices.Concat(e.Out[:8], e.In[:])
 	}
 	return c
 }

@@ -523,6 +523,7 @@ func (r *run) process(p *process, now int64) activity.Process {
 	if r.versionErr == nil {
 		var room [8]ledger.Use
 		uses, exact := r.ledger.Uses(int32(p.PID), now, room[:0])
+		out.FromBirth = out.FromBirth && exact
 		// Bytes whose GPU is not known yet could be on any: then no figure is exact.
 		unplaced := slices.ContainsFunc(uses, func(u ledger.Use) bool { return u.GPU == ledger.UUID{} && u.Used > 0 })
 		if exact && !unplaced && p.FromBirth {

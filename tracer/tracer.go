@@ -46,10 +46,12 @@ type Config struct {
 	Events     func(Event) // told of every event, when set; called from Run's goroutine
 
 	sysRoot    string // default /sys
+	driverRoot string // a procfs with the driver's files; default ProcRoot
 	cgroupV1   bool
 	controller string
 	reconcile  time.Duration // how often known processes are looked at again
 	noTaskBTF  bool          // as on kernels before 5.11
+	attached   func(*kernel) // called once the programs are attached, when set
 }
 
 // Tracer is made by New and does its work in Run.
@@ -81,6 +83,9 @@ func New(config Config) (*Tracer, error) {
 	if config.sysRoot == "" {
 		config.sysRoot = "/sys"
 	}
+	if config.driverRoot == "" {
+		config.driverRoot = config.ProcRoot
+	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -105,6 +110,9 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 	}
 	defer k.close()
 	log.LogAttrs(ctx, slog.LevelInfo, "tracer attached", slog.String("mode", mode), slog.String("reason", reason))
+	if t.config.attached != nil {
+		t.config.attached(k)
+	}
 	reader, err := ringbuf.NewReader(k.collection.Maps[bpfMapEvents])
 	if err != nil {
 		return off(ctx, "reading events: "+line(err), emit)
@@ -300,7 +308,7 @@ func (r *run) host(now time.Time) {
 	if rules, err := deviceRules(r.config.ProcRoot, r.config.Devices); err == nil {
 		r.setRules(rules)
 	}
-	version, err := driverVersion(r.config.ProcRoot)
+	version, err := driverVersion(r.config.driverRoot)
 	if version != r.version || r.lastKnown.IsZero() || (err == nil) != (r.versionErr == nil) {
 		if r.version != (abi.Version{}) && version != r.version {
 			r.ledger.Apply(ledger.Event{Kind: ledger.Lost, Time: monotonic(unix.CLOCK_MONOTONIC)}) // the driver was replaced
@@ -315,7 +323,7 @@ func (r *run) host(now time.Time) {
 		}
 	}
 	if !r.gpusComplete {
-		r.gpus, r.gpusComplete = hostGPUs(r.config.ProcRoot)
+		r.gpus, r.gpusComplete = hostGPUs(r.config.driverRoot)
 		r.ledger.SetGPUs(r.gpus)
 	}
 	if err := r.kernel.attachXid(); err != nil {

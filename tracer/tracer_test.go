@@ -197,6 +197,9 @@ func child(args []string) {
 		_ = unix.IoctlSetInt(fds[0], 0x4600, 0)
 		os.Stdout.WriteString("called\n")
 		time.Sleep(time.Hour)
+	case "drive": // makes calls that no driver answers, see driver
+		drive(args[1])
+		wait()
 	case "hold": // does nothing with what it was given
 		wait()
 	case "dup": // holds a device twice and gives one back

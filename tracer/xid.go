@@ -69,14 +69,7 @@ func (k *kernel) attachXid() error {
 				return fmt.Errorf("setting up the Xid program: %w", err)
 			}
 		}
-		replace := map[string]*ebpf.Map{}
-		for name := range spec.Maps {
-			if m := k.collection.Maps[name]; m != nil && !strings.HasPrefix(name, ".") {
-				replace[name] = m
-				spec.Maps[name].MaxEntries = m.MaxEntries()
-			}
-		}
-		xid, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
+		xid, err := k.load(spec)
 		if err != nil {
 			return fmt.Errorf("loading the Xid program: %w", err)
 		}
@@ -87,6 +80,18 @@ func (k *kernel) attachXid() error {
 		k.xid = xid
 		return nil
 	})
+}
+
+// load loads further programs, upon the maps of those that are loaded.
+func (k *kernel) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
+	replace := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := k.collection.Maps[name]; m != nil && !strings.HasPrefix(name, ".") {
+			replace[name] = m
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		}
+	}
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 }
 
 // hasSymbol looks for a function of the kernel in the text of /proc/kallsyms.

@@ -162,6 +162,14 @@ func alloc(version Version, e ledger.Event, c Ioctl, size int) (ledger.Event, bo
 	if out.short {
 		return lost(e), true
 	}
+	// The driver leaves the class and the address of the parameters as they were; of a root client's class it makes its newest. Another thread
+	// that exchanged them hides what was asked for.
+	if len(c.In) >= 24 {
+		in := &block{b: c.In}
+		if asked := in.u32(12); asked != class && !(asked <= classRoot1 && class == classRoot) || in.u64(16) != out.u64(16) {
+			return lost(e), true
+		}
+	}
 	failed := !ledger.Succeeded(e.Status)
 	switch class {
 	case 0, classRoot1, classRoot:
