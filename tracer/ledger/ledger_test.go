@@ -115,6 +115,44 @@ func TestHandleReusedByAnotherThreadBeforeTheFreeIsSeen(t *testing.T) {
 	}
 }
 
+// TestLies has a process whose memory says that it did things to another's objects, through a file of its own: the driver does not let it. A
+// file that both have is another matter.
+func TestLies(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		lie             Event
+		file            uint64
+		want            uint64
+		victim, suspect bool // exact
+	}{
+		{"free", free(2, 100, 10), 8, gib, true, false},
+		{"free of the client", free(2, 100, 100), 8, gib, true, false},
+		{"free of a client without naming it", Event{Kind: Free, PID: 2, Handle: 100}, 8, gib, true, false},
+		{"memory", alloc(2, 100, 2, 11, gib), 8, gib, true, false},
+		{"the handle of memory", alloc(2, 100, 2, 10, mib), 8, gib, true, false},
+		{"device", Event{Kind: Device, PID: 2, Client: 100, Parent: 100, Handle: 2, Instance: 7}, 8, gib, true, false},
+		{"client", Event{Kind: Client, PID: 2, Client: 100, Handle: 100}, 8, 0, false, true}, // a handle is used again, perhaps
+		{"shared file, free", free(2, 100, 10), 7, 0, true, true},
+		{"shared file, memory", alloc(2, 100, 2, 11, gib), 7, 2 * gib, true, true},
+		{"file not known", free(2, 100, 10), 0, 0, true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := New(Config{})
+			for _, e := range append(start(1, 100, 0), alloc(1, 100, 2, 10, gib)) {
+				e.File = 7
+				apply(l, e)
+			}
+			test.lie.File = test.file
+			apply(l, test.lie)
+			got, exact := l.Used(1)
+			if _, suspect := l.Used(2); got != test.want || exact != test.victim || suspect != test.suspect {
+				t.Errorf("it holds %d (exact %v), the other is exact: %v", got, exact, suspect)
+			}
+			empty(t, l)
+		})
+	}
+}
+
 func TestClientsOfAClosedFile(t *testing.T) {
 	l := New(Config{})
 	apply(l, Event{Kind: Client, PID: 1, Handle: 100, File: 7}, Event{Kind: Client, PID: 1, Handle: 200, File: 8},

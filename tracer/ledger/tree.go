@@ -40,6 +40,9 @@ const (
 // addClient books a new root client. A living client of the same handle must have gone unseen.
 func (l *Ledger) addClient(p *process, e *Event) {
 	if old := l.clients[e.Handle]; old != nil {
+		if old.owner != p {
+			old.owner.inexact = true // or p's word is not true
+		}
 		l.removeClient(old)
 	}
 	if !l.room(p) {
@@ -69,15 +72,28 @@ func (l *Ledger) room(p *process) bool {
 }
 
 // client returns the client of an event. One that was never seen to be made belongs to the caller, who is then not exact.
-func (l *Ledger) client(p *process, handle uint32) *client {
-	if c := l.clients[handle]; c != nil {
+func (l *Ledger) client(p *process, e *Event) *client {
+	if c := l.clients[e.Client]; c != nil {
+		if l.foreign(p, c, e) {
+			return nil
+		}
 		return c
 	}
 	p.inexact = true
 	if !l.room(p) {
 		return nil
 	}
-	return l.newClient(p, handle, 0)
+	return l.newClient(p, e.Client, 0)
+}
+
+// foreign tells whether a process says that it did something with a client of another one: the driver lets nobody use a client but through the
+// file that it was made with. What the caller's memory says is then not what the driver did, and it is the caller who is not exact.
+func (l *Ledger) foreign(p *process, c *client, e *Event) bool {
+	if c.owner == p || c.file == 0 || e.File == 0 || c.file == e.File {
+		return false
+	}
+	p.inexact = true
+	return true
 }
 
 func (l *Ledger) removeClient(c *client) {
@@ -144,7 +160,7 @@ func (l *Ledger) insert(p *process, e *Event) *object {
 		p.inexact = true
 		return nil
 	}
-	c := l.client(p, e.Client)
+	c := l.client(p, e)
 	if c == nil {
 		return nil
 	}
@@ -291,7 +307,7 @@ func (l *Ledger) free(p *process, e *Event) {
 	if e.Client == 0 {
 		c = l.clients[e.Handle]
 	}
-	if c == nil {
+	if c == nil || l.foreign(p, c, e) {
 		return
 	}
 	if e.Handle == c.handle {
