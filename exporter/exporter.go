@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes/watch"
@@ -99,7 +100,9 @@ func (e *Exporter) Run(ctx context.Context) error {
 		})
 	}
 
-	b := snapshot.NewBuilder(e.cfg.Snapshot)
+	cfg := e.cfg.Snapshot
+	cfg.OnXid = func(x snapshot.XidReport) { logXid(e.cfg.Logger, x) }
+	b := snapshot.NewBuilder(cfg)
 	tick := time.NewTicker(time.Second) // readings age though nothing comes
 	defer tick.Stop()
 	pending := time.NewTimer(time.Hour)
@@ -132,4 +135,17 @@ func (e *Exporter) Run(ctx context.Context) error {
 			e.latest.Store(b.Snapshot(time.Now()))
 		}
 	}
+}
+
+// logXid writes a line on an error report of the driver: what no series can hold, the process and the driver's words.
+func logXid(l *slog.Logger, x snapshot.XidReport) {
+	attrs := []any{"xid", x.Code, "gpu_device_uuid", x.UUID, "gpu_pci_bus_id", x.PCIBusID}
+	if x.Process.PID != 0 {
+		attrs = append(attrs, "process_pid", x.Process.PID, "process_name", containers.Clean(x.Process.Comm, 64), "container_id", containers.ShortID(x.Container.ID),
+			"container_name", containers.Clean(x.Container.Name, 128), "image_name", containers.Clean(x.Container.Image, 128))
+	}
+	if x.Message != "" {
+		attrs = append(attrs, "message", containers.Clean(x.Message, 200))
+	}
+	l.Warn("the driver reported an Xid", attrs...)
 }

@@ -83,11 +83,13 @@ func TestHang(t *testing.T) {
 	for _, tt := range tests {
 		running = append(running, launch(t, nil, "--nvml.library="+tt.library, "--docker.host=unix://"+tt.socket, "--proc="+tt.proc))
 	}
+	for i, tt := range tests { // all have started before one is measured: a start takes a core for a second
+		running[i].serving(t)
+		running[i].until(t, 10*time.Second, "what a hang leaves of "+tt.name, tt.check)
+	}
 	for i, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := running[i]
-			p.serving(t)
-			p.until(t, 10*time.Second, "what a hang there leaves", tt.check)
 			slow := 0
 			for range 50 {
 				began := time.Now()
@@ -97,7 +99,7 @@ func TestHang(t *testing.T) {
 				}
 				time.Sleep(5 * time.Millisecond)
 			}
-			if slow > 2 { // this machine may be busy with other things
+			if slow > 5 { // this machine may be busy with other things; a scrape that waited for what hangs would make all of them slow
 				t.Errorf("%d of 50 scrapes took more than 100 ms", slow)
 			}
 			if !tt.check(p.scrape(t)) {

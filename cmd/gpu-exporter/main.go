@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -142,8 +143,11 @@ func run(args []string) error {
 	if err := docker.CheckHost(*engine); err != nil {
 		return usageError{fmt.Errorf("--docker.host: %w", err)}
 	}
-	if *interval <= 0 || *window <= 0 || *linger < 0 {
-		return usageError{errors.New("--nvml.interval and --window must be positive, and --linger not negative")}
+	if *interval < 10*time.Millisecond {
+		return usageError{errors.New("--nvml.interval must be at least 10ms")}
+	}
+	if *window <= 0 || *linger < 0 {
+		return usageError{errors.New("--window must be positive, and --linger not negative")}
 	}
 	if *fastGPM < 0 || *fastGPM > 0 && *fastGPM < 10*time.Millisecond {
 		return usageError{errors.New("--nvml.gpm-fast must be at least 10ms, or 0")}
@@ -234,13 +238,12 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 
 	mux := http.NewServeMux()
 	// Not compressed: a gzip writer is 0.8 MB that every other scrape would make anew, and half of its time, to save 30 kB.
-	mux.Handle(path, metrics.Handler(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
-		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 16, EnableOpenMetrics: true,
-		DisableCompression: true}))
+	mux.Handle(path, metrics.Handler(registry, promhttp.HandlerOpts{ErrorLog: scrapeLog{logger}, ErrorHandling: promhttp.ContinueOnError,
+		MaxRequestsInFlight: 16, EnableOpenMetrics: true, DisableCompression: true}))
 	people := page.New(e.Latest)
 	people.Register(mux)
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
-	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest()) })
+	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest(), cfg.Replay != nil) })
 	if path != "/" {
 		if err := people.RegisterPage(mux, path, versioninfo.Version); err != nil {
 			return err
@@ -276,13 +279,31 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	return err
 }
 
+// scrapeLog logs what went wrong in a scrape. That the scraper went away is not worth a line, let alone the line per family that promhttp makes of it.
+type scrapeLog struct{ *slog.Logger }
+
+// Println implements promhttp.Logger.
+func (l scrapeLog) Println(v ...any) {
+	level := slog.LevelError
+	for _, x := range v {
+		var gone net.Error
+		if err, ok := x.(error); ok && (errors.As(err, &gone) || errors.Is(err, http.ErrHandlerTimeout)) {
+			level = slog.LevelDebug
+		}
+	}
+	l.Log(context.Background(), level, "scrape: "+strings.TrimSpace(fmt.Sprintln(v...)))
+}
+
 // ready answers 200 while the snapshot is fresh. Which sources it lacks is said in the body: they are states, not faults of the exporter.
-func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
+func ready(w http.ResponseWriter, s *snapshot.Snapshot, recorded bool) {
 	if age := time.Since(s.Time); age > staleAfter {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		fmt.Fprintf(w, "not ready: the last snapshot is %.0f s old\n", age.Seconds())
 	} else {
 		fmt.Fprintln(w, "ready")
+	}
+	if recorded {
+		fmt.Fprintln(w, "this is a recording, not this host")
 	}
 	for _, name := range []string{input.SourceNVML, input.SourceDocker} {
 		switch src, ok := s.Sources[name]; {
@@ -299,6 +320,8 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 		fmt.Fprintf(w, "tracer: up, with %s\n", r.Mode)
 	case s.TracerUp:
 		fmt.Fprintf(w, "tracer: up, with %s; no memory from kernel events: %s\n", r.Mode, r.LedgerReason)
+	case r == nil && recorded:
+		fmt.Fprintln(w, "tracer: not in the recording")
 	case r == nil:
 		fmt.Fprintln(w, "tracer: starting")
 	default:

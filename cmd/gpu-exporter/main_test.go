@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"debug/elf"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,13 +58,17 @@ func TestDemo(t *testing.T) {
 	p.until(t, 30*time.Second, "a series of the container that holds memory", func(s scrape) bool {
 		return len(s.find("gpu_memory_used_bytes", "container_id", "52d05af6c921", "container_name", "hold")) == 1
 	})
+	if got := p.get(t, "/-/ready"); !strings.HasPrefix(got, "ready\nthis is a recording, not this host\n") || !strings.Contains(got, "tracer: not in the recording") {
+		t.Errorf("ready says %q", got)
+	}
 	p.stop(t)
 }
 
 // TestWrongFlags: one line and exit code 2.
 func TestWrongFlags(t *testing.T) {
 	path := program(t)
-	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"}, {"--nvml.interval=-1s"}, {"--nvml.gpm-fast=1ms"},
+	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"},
+		{"--nvml.interval=-1s"}, {"--nvml.interval=1ms"}, {"--window=0s"}, {"--nvml.gpm-fast=1ms"},
 		{"--replay=/no/such/file"}, {"--web.config.file=/no/such/file"}, {"--docker.host=ftp://x"}} {
 		var stderr bytes.Buffer
 		cmd := exec.Command(path, args...)
@@ -88,5 +96,19 @@ func TestFastGPM(t *testing.T) {
 	s := plain.until(t, 20*time.Second, "the usual reading", func(s scrape) bool { return len(s.find("gpu_sm_active_ratio")) == 1 })
 	if found := s.find("gpu_sm_active_max_ratio"); len(found) != 0 {
 		t.Errorf("short readings without the flag: %v", found)
+	}
+}
+
+// TestScrapeCut: a scraper that goes away in the middle is no error of the exporter's; what else goes wrong is.
+func TestScrapeCut(t *testing.T) {
+	var out bytes.Buffer
+	l := scrapeLog{slog.New(slog.NewTextHandler(&out, nil))}
+	l.Println("error encoding and sending metric family:", fmt.Errorf("flush: %w", &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}))
+	if out.Len() > 0 {
+		t.Errorf("logged %q", out.String())
+	}
+	l.Println("error gathering metrics:", errors.New("two series of one name"))
+	if got := out.String(); !strings.Contains(got, "level=ERROR") || !strings.Contains(got, "two series of one name") {
+		t.Errorf("logged %q", got)
 	}
 }

@@ -17,12 +17,16 @@ import (
 
 	"gpu-exporter/exporter"
 	"gpu-exporter/exporter/containers"
+	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/table"
 	"gpu-exporter/exporter/view"
 )
 
-// nothingRuns is the exit code of ps when no process is on a GPU.
-const nothingRuns exitCode = 1
+// The exit codes of ps when no process is on a GPU, and when that cannot be known.
+const (
+	nothingRuns exitCode = 1
+	unseen      exitCode = 2
+)
 
 func psCommand(app *kingpin.Application) command {
 	c := app.Command("ps", "Show once which containers and processes are on which GPU. Exit code 1: none is; 2: the GPUs cannot be seen.")
@@ -47,10 +51,13 @@ func psCommand(app *kingpin.Application) command {
 		if err := out.Flush(); err != nil {
 			return err
 		}
-		if err == nil && !slices.ContainsFunc(s.Workloads, func(w view.Workload) bool { return w.PID != 0 }) {
-			return nothingRuns
+		if err != nil || slices.ContainsFunc(s.Workloads, func(w view.Workload) bool { return w.PID != 0 }) {
+			return err
 		}
-		return err
+		if slices.ContainsFunc(s.Sources, func(src view.Source) bool { return src.Name == input.SourceNVML && !src.Up }) {
+			return unseen
+		}
+		return nothingRuns
 	}}
 }
 

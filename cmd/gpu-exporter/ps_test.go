@@ -160,6 +160,15 @@ func TestPsSamples(t *testing.T) {
 	}
 }
 
+// TestPsBlind: an exporter that answers but cannot see the GPUs is not one on whose GPUs nothing runs.
+func TestPsBlind(t *testing.T) {
+	p := start(t, "--nvml.library="+filepath.Join(t.TempDir(), "none.so"), "--docker.host=unix://"+filepath.Join(t.TempDir(), "none"), "--tracer=off")
+	p.until(t, 10*time.Second, "NVML is down", func(s scrape) bool { return s.has(0, "gpu_exporter_nvml_up") })
+	if r := ran(t, "ps", "--url=http://"+p.address); r.code != 2 || !strings.Contains(r.stderr, "nvml is down: ") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // psHost returns the arguments of a ps that samples a simulated host without Docker.
 func psHost(t *testing.T, s fake.Scenario) []string {
 	t.Helper()

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -141,7 +142,8 @@ func TestGroups(t *testing.T) {
 
 // TestXidOnce: NVML and the tracer tell of the same Xids, in either order, and the tracer tells of each several times.
 func TestXidOnce(t *testing.T) {
-	b := NewBuilder(Config{})
+	told := 0
+	b := NewBuilder(Config{OnXid: func(XidReport) { told++ }})
 	b.Apply(tick(t0, frame.Device{Load: load(1), Info: &frame.Info{PCIBusID: "0000:0a:00.0"}}))
 	xid := func(s int, code uint64) activity.Xid {
 		return activity.Xid{Time: t0.Add(time.Duration(s) * time.Second).UnixNano(), PCIBusID: "0000:0a:00.0", Code: code}
@@ -156,8 +158,33 @@ func TestXidOnce(t *testing.T) {
 	event(3, 13)
 	event(70, 79) // a minute later: another one
 	x := b.Snapshot(t0).Devices[0].Xids
-	if x[13].Count != 2 || x[79].Count != 2 || x[31].Count != 1 {
-		t.Fatalf("%+v", x)
+	if x[13].Count != 2 || x[79].Count != 2 || x[31].Count != 1 || told != 5 {
+		t.Fatalf("%+v, told %d times", x, told)
+	}
+}
+
+// TestXidProcess: an error report is told with the process that the driver named and its container, also when NVML spoke first.
+func TestXidProcess(t *testing.T) {
+	var told []XidReport
+	b := NewBuilder(Config{OnXid: func(x XidReport) { told = append(told, x) }})
+	b.Apply(tick(t0, frame.Device{Load: load(1), Info: &frame.Info{PCIBusID: "0000:0a:00.0"}}))
+	id := strings.Repeat("ab", 32)
+	b.Apply(input.Input{Time: t0.UnixNano(), Containers: &input.Containers{List: []containers.Container{{ID: id, Name: "train", Image: "torch"}}}})
+	b.Apply(input.Input{Time: t0.UnixNano(), Processes: &input.Processes{Asked: []int{7}, List: []processes.Process{{PID: 7, StartTime: 1, Comm: "python", Container: id}}}})
+	at := t0.UnixNano()
+	b.Apply(input.Input{Time: at, Frame: &frame.Frame{Events: []frame.Event{{Time: at, UUID: "GPU-0", Kind: "xid", Value: 31}}}})
+	x := activity.Xid{Time: at, PCIBusID: "0000:0a:00.0", Code: 31, PID: 7, Message: "pid=7, name=python, MMU Fault"}
+	for range 2 {
+		b.Apply(report(t0, activity.Report{Xids: []activity.Xid{x}}))
+	}
+	if len(told) != 2 || told[0].Process.PID != 0 || told[0].UUID != "GPU-0" {
+		t.Fatalf("%+v", told)
+	}
+	if got := told[1]; got.Process.Comm != "python" || got.Container.Name != "train" || got.Message != x.Message || got.Code != 31 {
+		t.Errorf("%+v", got)
+	}
+	if n := b.Snapshot(t0).Devices[0].Xids[31].Count; n != 1 {
+		t.Errorf("counted %d times", n)
 	}
 }
 

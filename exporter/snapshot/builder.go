@@ -17,6 +17,9 @@ type Config struct {
 	Interval time.Duration // period of the cheap readings; 1 s
 	Window   time.Duration // over which maxima are taken; 60 s
 	Linger   time.Duration // for which the counters of a gone process stay; zero: not at all
+
+	// OnXid is told each error report of the driver once, and once more where NVML told of it before the tracer named the process. Nil: nobody.
+	OnXid func(XidReport)
 }
 
 // Builder keeps what the inputs said. It is used by one goroutine.
@@ -144,7 +147,9 @@ func (b *Builder) frame(now time.Time, f *frame.Frame) {
 	for _, e := range f.Events {
 		for _, d := range b.devices {
 			if e.Kind == "xid" && d.UUID == e.UUID {
-				d.xid(fromNVML, e.Value, time.Unix(0, e.Time))
+				if at := time.Unix(0, e.Time); d.xid(fromNVML, e.Value, at) {
+					b.tellXid(d, XidReport{Time: at, Code: e.Value}, 0)
+				}
 			}
 		}
 	}

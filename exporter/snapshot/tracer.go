@@ -57,7 +57,9 @@ func (b *Builder) tracerReport(now time.Time, r *activity.Report) {
 		}
 		for _, d := range b.devices {
 			if x.PCIBusID != "" && d.Info.PCIBusID == x.PCIBusID {
-				d.xid(fromTracer, x.Code, time.Unix(0, x.Time))
+				if at := time.Unix(0, x.Time); d.xid(fromTracer, x.Code, at) || x.PID != 0 {
+					b.tellXid(d, XidReport{Time: at, Code: x.Code, Message: x.Message}, x.PID)
+				}
 				seen[x] = true // until its device is known it is asked again
 			}
 		}

@@ -3,7 +3,21 @@ package snapshot
 import (
 	"slices"
 	"time"
+
+	"gpu-exporter/exporter/containers"
+	"gpu-exporter/exporter/processes"
 )
+
+// XidReport is an error report of the driver as it is told to Config.OnXid.
+type XidReport struct {
+	Time      time.Time
+	UUID      string // of the device
+	PCIBusID  string
+	Code      uint64
+	Message   string               // the driver's; empty when only NVML told of it
+	Process   processes.Process    // PID is 0 where the driver named none
+	Container containers.Container // zero: outside any, or no process was named
+}
 
 // xidSource is who told of an Xid. NVML and the tracer tell of the same ones.
 type xidSource int
@@ -26,14 +40,33 @@ const (
 	maxReports = 256
 )
 
-// xid counts an error report of the driver, unless it is the one that the other source told of.
-func (d *device) xid(source xidSource, code uint64, at time.Time) {
+// tellXid tells of an error report, with its process where the driver named one.
+func (b *Builder) tellXid(d *device, r XidReport, pid int) {
+	if b.cfg.OnXid == nil {
+		return
+	}
+	r.UUID, r.PCIBusID = d.UUID, d.Info.PCIBusID
+	if pid != 0 {
+		p, _ := b.facts(pid)
+		p.PID = pid
+		r.Process = p
+		if c, ok := b.named[p.Container]; ok {
+			r.Container = c
+		} else {
+			r.Container.ID = p.Container
+		}
+	}
+	b.cfg.OnXid(r)
+}
+
+// xid counts an error report of the driver, unless it is the one that the other source told of; it returns whether it was counted.
+func (d *device) xid(source xidSource, code uint64, at time.Time) bool {
 	told := slices.IndexFunc(d.reports, func(r xidReport) bool {
 		return r.source != source && r.code == code && r.at.Sub(at).Abs() <= xidApart
 	})
 	if told >= 0 {
 		d.reports = slices.Delete(d.reports, told, told+1)
-		return
+		return false
 	}
 	if len(d.reports) == maxReports {
 		d.reports = slices.Delete(d.reports, 0, 1)
@@ -48,4 +81,5 @@ func (d *device) xid(source xidSource, code uint64, at time.Time) {
 		x.Last = at
 	}
 	d.Xids[code] = x
+	return true
 }
