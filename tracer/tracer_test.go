@@ -198,8 +198,12 @@ func child(args []string) {
 		os.Stdout.WriteString("called\n")
 		time.Sleep(time.Hour)
 	case "drive": // makes calls that no driver answers, see driver
-		drive(args[1])
+		d := drive(args[1])
 		wait()
+		if args[1] == "burst" {
+			os.Stdout.WriteString(d.burst() + "\n")
+			time.Sleep(time.Hour)
+		}
 	case "hold": // does nothing with what it was given
 		wait()
 	case "dup": // holds a device twice and gives one back
