@@ -52,7 +52,7 @@ func New(c Config) *Exporter {
 func (e *Exporter) Latest() *snapshot.Snapshot { return e.latest.Load() }
 
 // settle is how long changes are gathered before a snapshot is made of them.
-const settle = 5 * time.Millisecond
+const settle = 2 * time.Millisecond
 
 // Run watches until ctx ends.
 func (e *Exporter) Run(ctx context.Context) error {

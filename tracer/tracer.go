@@ -244,7 +244,7 @@ type fullScan struct {
 // How soon a change is reported: at once after a quiet time, so that a lone event is seen fast, and else in batches.
 const (
 	soon  = 2 * time.Millisecond
-	batch = 8 * time.Millisecond
+	batch = 5 * time.Millisecond
 	quiet = 50 * time.Millisecond
 )
 
