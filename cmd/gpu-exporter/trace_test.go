@@ -16,7 +16,7 @@ import (
 // traced makes /dev/full (1:7) count as a GPU, so that real kernel events come without one.
 const traced = "--tracer.devices=1:7=gpu"
 
-// TestTracer: what a container does to a traced device is on /metrics by its name, and `trace` shows it as it happens.
+// TestTracer: what a container does to a traced device is on /metrics by its name, also when both live for a moment, and `trace` shows it as it happens.
 func TestTracer(t *testing.T) {
 	d := dockertest.Start(t)
 	p := start(t, traced, "--docker.host="+d.Host, "--nvml.library=/none")
@@ -64,5 +64,19 @@ func TestTracer(t *testing.T) {
 	if ready := p.get(t, "/-/ready"); !strings.Contains(ready, "tracer: up") {
 		t.Errorf("ready says %q", ready)
 	}
+
+	// Short lives: a thousand processes in four containers that end with them, each of which has the device for 50 ms.
+	for _, name := range []string{"short1", "short2", "short3", "short4"} {
+		d.Run(t, "--name", name, "busybox", "sh", "-c",
+			"i=0; while [ $i -lt 250 ]; do (exec 3</dev/full; exec sleep 0.05) & i=$((i+1)); [ $((i % 25)) != 0 ] || wait; done")
+	}
+	p.until(t, 30*time.Second, "a thousand processes, each with its container", func(s scrape) bool {
+		for _, name := range []string{"short1", "short2", "short3", "short4"} {
+			if !s.has(250, "gpu_processes_started_total", "container_name", name) || !s.has(250, "gpu_processes_exited_total", "container_name", name, "reason", "exit") {
+				return false
+			}
+		}
+		return true
+	})
 	p.stop(t)
 }
