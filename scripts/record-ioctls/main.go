@@ -229,6 +229,9 @@ func poll(ctx context.Context, path, library string, every time.Duration, readin
 	if err != nil {
 		return fmt.Errorf("opening NVML: %w", err)
 	}
+	if err := lib.Init(); err != nil {
+		return fmt.Errorf("starting NVML: %w", err)
+	}
 	defer func() { err = errors.Join(err, lib.Shutdown()) }()
 	n, err := lib.DeviceGetCount()
 	if err != nil {

@@ -6,11 +6,15 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-exporter/nvml/fake"
 )
 
 // TestRecord records real ioctls of this process on /dev/null, whose major is 1.
@@ -68,6 +72,37 @@ func TestMajors(t *testing.T) {
 	for _, text := range []string{"x", "1,-2", "99999"} {
 		if _, err := deviceMajors(text); err == nil {
 			t.Errorf("%q: no error", text)
+		}
+	}
+}
+
+// TestPoll: NVML's word on a process is written with each reading.
+func TestPoll(t *testing.T) {
+	gpu := fake.H200(0)
+	gpu.Processes = []fake.Process{{PID: os.Getpid(), Memory: 3 << 30}}
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu, fake.H200(1)}})
+	path := t.TempDir() + "/nvml.jsonl"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var readings atomic.Int64
+	if err := poll(ctx, path, h.Library, 50*time.Millisecond, &readings); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) < 5 || int64(len(lines)) != readings.Load() {
+		t.Fatalf("%d lines, %d readings", len(lines), readings.Load())
+	}
+	for _, l := range lines {
+		var p checkpoint
+		if err := json.Unmarshal([]byte(l), &p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Procs[strconv.Itoa(os.Getpid())] != 3<<30 || p.T1 < p.T0 {
+			t.Errorf("%s", l)
 		}
 	}
 }
