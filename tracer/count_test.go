@@ -39,11 +39,12 @@ func TestMillionCalls(t *testing.T) {
 		}
 		return time.Since(began) / time.Duration(n)
 	}
-	bare, getppid := loop(fd, 200_000), nothing()
+	call, elsewhere := func() time.Duration { return loop(fd, 20_000) }, func() time.Duration { return loop(other, 20_000) }
+	bare, getppid := fastest(call), fastest(nothing)
 	w := start(t, nil)
-	traced, unrelated := loop(fd, 200_000), nothing()
-	t.Logf("a call: untraced %v, traced %v, of another device %v; getppid: %v, then %v: call x%.2f, getppid x%.2f", bare, traced, loop(other, 200_000),
-		getppid, unrelated, float64(traced)/float64(bare), float64(unrelated)/float64(getppid))
+	traced, unrelated := fastest(call), fastest(nothing)
+	t.Logf("untraced %v, traced %v, of another device %v; getppid %v, then %v: call x%.2f, getppid x%.2f", bare, traced, fastest(elsewhere), getppid,
+		unrelated, float64(traced)/float64(bare), float64(unrelated)/float64(getppid))
 	w.until("the calls so far", func(r *activity.Report) bool { return total(r, calls("ctl_0x11")) == 200_000 })
 	var group sync.WaitGroup
 	for range threads {
@@ -81,10 +82,19 @@ func TestMillionCalls(t *testing.T) {
 // nothing measures a system call that has nothing to do with devices.
 func nothing() time.Duration {
 	began := time.Now()
-	for range 200_000 {
+	for range 20_000 {
 		_, _, _ = unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
 	}
-	return time.Since(began) / 200_000
+	return time.Since(began) / 20_000
+}
+
+// fastest measures ten times: what else the machine does only ever adds.
+func fastest(measure func() time.Duration) time.Duration {
+	best := measure()
+	for range 9 {
+		best = min(best, measure())
+	}
+	return best
 }
 
 // TestOpens counts opens by result through every system call that opens, failed ones by name.

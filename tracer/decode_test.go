@@ -309,6 +309,9 @@ func TestAuto(t *testing.T) {
 	if r.Mode == ModeTracepoint && !strings.HasPrefix(r.Reason, "fentry: ") || r.Mode == ModeOff || strings.Contains(r.Reason, "\n") {
 		t.Errorf("%q, %q", r.Mode, r.Reason)
 	}
+	if testMode == ModeFentry && r.Mode != ModeFentry {
+		t.Error("a kernel that has fentry is not traced by it")
+	}
 	t.Logf("%s; %s", r.Mode, r.Reason)
 	cmd, _, _ := startChild(t, nil, "open", "/dev/zero")
 	w.held(cmd.Process.Pid)

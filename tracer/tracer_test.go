@@ -204,6 +204,8 @@ func child(args []string) {
 			os.Stdout.WriteString(d.burst() + "\n")
 			time.Sleep(time.Hour)
 		}
+	case "rm":
+		rmChild(args[1])
 	case "hold": // does nothing with what it was given
 		wait()
 	case "dup": // holds a device twice and gives one back
