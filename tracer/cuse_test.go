@@ -268,7 +268,7 @@ func (d *fakeDriver) serve(t *testing.T, name string, major, minor uint32) {
 				_ = answer(unique, 0)
 			case fuseIoctl:
 				call := &fakeCall{tid: tid, file: get64(body, 0), nr: get(body, 12) & 0xff}
-				d.ioctl(name == "nvidia-uvm", call, get(body, 12), get64(body, 16), body[32:], func(errno syscall.Errno, body ...any) { _ = answer(unique, errno, body...) })
+				d.ioctl(name == "nvidia-uvm", call, get(body, 12), get64(body, 16), body[32:], func(body ...any) { _ = answer(unique, 0, body...) })
 			case fuseInterrupt:
 			default:
 				_ = answer(unique, syscall.ENOSYS)
@@ -282,18 +282,18 @@ func (d *fakeDriver) serve(t *testing.T, name string, major, minor uint32) {
 
 // ioctl answers a call. The kernel brings no data at first: it is asked for the caller's block, then, once that is here, for what the block's
 // pointer leads to as well. What was asked for is written back with the answer.
-func (d *fakeDriver) ioctl(uvm bool, call *fakeCall, cmd uint32, arg uint64, data []byte, answer func(errno syscall.Errno, body ...any)) {
+func (d *fakeDriver) ioctl(uvm bool, call *fakeCall, cmd uint32, arg uint64, data []byte, answer func(body ...any)) {
 	size := uint64(cmd >> 16 & 0x3fff)
 	if uvm {
 		size = map[uint32]uint64{25: 32, 37: 40}[cmd]
 	}
 	if size == 0 {
-		answer(0, int32(-int(syscall.EINVAL)), [3]uint32{})
+		answer(int32(-int(syscall.EINVAL)), [3]uint32{})
 		return
 	}
 	retry := func(spans ...uint64) { // pairs of address and length, the same in and out
 		n := uint32(len(spans) / 2)
-		answer(0, int32(0), uint32(fuseIoctlRetry), n, n, spans, spans)
+		answer(int32(0), uint32(fuseIoctlRetry), n, n, spans, spans)
 	}
 	if uint64(len(data)) < size {
 		retry(arg, size)
@@ -313,5 +313,5 @@ func (d *fakeDriver) ioctl(uvm bool, call *fakeCall, cmd uint32, arg uint64, dat
 		d.rm(call)
 	}
 	d.mu.Unlock()
-	answer(0, int32(0), [3]uint32{}, data)
+	answer(int32(0), [3]uint32{}, data)
 }

@@ -197,6 +197,30 @@ func TestReusedPID(t *testing.T) {
 	}
 }
 
+// TestYoungAfterLoss: a process that begins after a loss is exact from its first open on, before its first call too.
+func TestYoungAfterLoss(t *testing.T) {
+	config := Config{ProcRoot: t.TempDir()}
+	r := &run{
+		config: &config, log: slog.New(slog.DiscardHandler), groups: newGroups(&config, nil), processes: map[int]*process{},
+		proc: &processes.Reader{Root: config.ProcRoot}, ledger: ledger.New(ledger.Config{}), lost: map[string]uint64{}, version: abi.Version{Major: 580},
+	}
+	defer r.groups.close()
+	for pid, want := range map[uint32]bool{50: false, 51: true} {
+		e := &bpfOpenEvent{First: 1}
+		e.H.Tgid, e.H.Kind, e.H.Node, e.H.Start = pid, 1, 2, 100*userTicks
+		if want {
+			r.lostAll()
+		}
+		r.take(e)
+		if !want {
+			r.lostAll()
+		}
+		if got := r.process(r.processes[int(pid)], 1).FromBirth; got != want {
+			t.Errorf("process %d: from birth %v, want %v", pid, got, want)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for kind := range uint32(10) {
 		e := &bpfCallEvent{OutLen: 48, DeepLen: 72, Cmd: 0xc030462b}

@@ -121,6 +121,8 @@ func (r *run) open(e *bpfOpenEvent) bool {
 		p.FromBirth = e.First == 1 && (young || looked)
 		if !p.FromBirth {
 			r.inexact(p)
+		} else { // the ledger takes who is new to it for one that events of were lost, if any were lost before
+			r.ledger.Apply(ledger.Event{Kind: ledger.OpenGPU, PID: int32(pid), Start: start, Time: int64(e.H.Time), Minor: -1})
 		}
 		r.probes.scan(pid)
 	}

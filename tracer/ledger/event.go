@@ -21,7 +21,7 @@ const (
 	RegisterGPU      // UVM_REGISTER_GPU: UUID, Client (0 or all ones: not given)
 	RegisterVAS      // UVM_REGISTER_GPU_VASPACE: UUID, Client, Handle (the address space)
 	Instance         // the driver told this process that GPUID has device instance Instance
-	OpenGPU          // the process opened /dev/nvidia<Minor>
+	OpenGPU          // the process opened /dev/nvidia<Minor>, or another device (-1)
 	Close            // the control file File was closed for the last time: its clients are gone
 	Fork             // PID is a new process; its parent's objects stay the parent's
 	Exec             // the process runs a new program: the driver's files are close-on-exec, so its objects are gone

@@ -282,6 +282,8 @@ func TestFailures(t *testing.T) {
 		{"another size", []Event{fail(1, 0, 10, gib, 0), fail(1, 20, 30, 2*gib, 0)}, 2},
 		{"another thread", []Event{fail(1, 0, 10, gib, 0), fail(2, 5, 15, gib, 0), fail(1, 11, 20, gib, 0), fail(2, 16, 30, gib, 0)}, 2},
 		{"long after", []Event{fail(1, 0, 10, gib, 0), fail(1, 20_000, 20_010, gib, 0)}, 2},
+		{"stopped between retries", []Event{fail(1, 0, 10, gib, 5), fail(1, 99_000, 99_010, gib, 6)}, 1},
+		{"long after, no call between", []Event{fail(1, 0, 10, gib, 5), fail(1, 600_000, 600_010, gib, 6)}, 2},
 		{"a success between", []Event{fail(1, 0, 10, gib, 0), ok, fail(1, 201, 210, gib, 0)}, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -339,11 +339,13 @@ func (l *Ledger) closeFile(e *Event) {
 
 // The driver tries a VRAM request that does not fit four times: same thread, same handle and size, back to back (0.06 to 0.11 ms apart on
 // an H200), with no other call of the thread between. After the last one it asks for the free memory. A program that tries again
-// starts with calls of its own (when Seq tells), or after more than retryGap, or makes a fifth attempt.
+// starts with calls of its own (when Seq tells), or after more than retryGap, or makes a fifth attempt. Where Seq tells, the gap may be longer: a
+// process that its container's CPU quota stops between two attempts is stopped for up to 100 ms.
 const (
 	retryAttempts = 4
-	retryGap      = 5_000_000 // ns
-	maxFailing    = 1024      // threads of one process
+	retryGap      = 5_000_000   // ns
+	retryGapSeq   = 500_000_000 // ns
+	maxFailing    = 1024        // threads of one process
 )
 
 // failure folds the driver's retries.
@@ -354,9 +356,12 @@ func (l *Ledger) failure(p *process, e *Event) (Failure, bool) {
 	}
 	last, known := p.failures[e.TID]
 	this := failing{client: e.Client, parent: e.Parent, handle: e.Handle, size: e.Size, time: e.Time, seq: e.Seq, attempts: 1}
-	retry := known && last.attempts < retryAttempts && entry-last.time < retryGap &&
-		last.client == this.client && last.parent == this.parent && last.handle == this.handle && last.size == this.size &&
-		(last.seq == 0 || this.seq == 0 || this.seq == last.seq+1)
+	next, gap := last.seq == 0 || this.seq == 0, int64(retryGap)
+	if !next {
+		next, gap = this.seq == last.seq+1, retryGapSeq
+	}
+	retry := known && last.attempts < retryAttempts && next && entry-last.time < gap &&
+		last.client == this.client && last.parent == this.parent && last.handle == this.handle && last.size == this.size
 	if retry {
 		this.attempts = last.attempts + 1
 	}
