@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -287,20 +290,12 @@ func TestKernelLacks(t *testing.T) {
 	}
 }
 
-// TestNoCapability runs without CAP_BPF.
-func TestNoCapability(t *testing.T) {
-	if os.Getenv("TRACER_NO_CAPABILITY") != "" {
-		config := Config{Mode: ModeAuto, Devices: devices}
-		tracer, err := New(config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		k, mode, reason := open(&tracer.config)
-		if k != nil || mode != ModeOff || reason != "needs CAP_BPF and CAP_PERFMON, or root" {
-			t.Errorf("%v, %q, %q", k, mode, reason)
-		}
-		return
-	}
+// asNobody is the variable by which a test knows that it is run again as another user.
+const asNobody = "TRACER_AS_NOBODY"
+
+// nobody prepares to run a test as a user who has only some capabilities.
+func nobody(t *testing.T, capabilities ...uintptr) *exec.Cmd {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -317,12 +312,125 @@ func TestNoCapability(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command(path, "-test.run", "^TestNoCapability$", "-test.v")
-	cmd.Env = append(os.Environ(), "TRACER_NO_CAPABILITY=1")
+	cmd := exec.Command(path, "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), asNobody+"=1")
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, AmbientCaps: capabilities}
+	return cmd
+}
+
+// TestNoCapability runs without CAP_BPF.
+func TestNoCapability(t *testing.T) {
+	if os.Getenv(asNobody) != "" {
+		config := Config{Mode: ModeAuto, Devices: devices}
+		tracer, err := New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, mode, reason := open(&tracer.config)
+		if k != nil || mode != ModeOff || reason != "needs CAP_BPF and CAP_PERFMON, or root" {
+			t.Errorf("%v, %q, %q", k, mode, reason)
+		}
+		return
+	}
+	if out, err := nobody(t).CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestProcUnreadable runs with the capabilities for BPF and without the one for other processes' descriptors. Who holds a device comes from events
+// then, and a look that fails takes nothing away. Who had one before the tracer is found at its next call.
+func TestProcUnreadable(t *testing.T) {
+	if os.Getenv(asNobody) != "" {
+		w := start(t, nil)
+		ask := func(what string) int {
+			var pid int
+			fmt.Println(what)
+			if _, err := fmt.Scan(&pid); err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+		before := ask("attached")
+		w.notHeld(before) // its descriptors are hidden
+		held := ask("open and close one of two")
+		w.held(held)
+		time.Sleep(50 * time.Millisecond) // the close is looked at
+		w.held(held)
+		if p := process1(w.until("it", func(*activity.Report) bool { return true }), held); !p.FromBirth || p.Comm == "" || p.Cgroup == "" {
+			t.Errorf("%+v", p)
+		}
+		ask("call")
+		w.held(before)
+		if p := process1(w.until("it", func(*activity.Report) bool { return true }), before); p.FromBirth {
+			t.Errorf("%+v", p)
+		}
+		ask("exit")
+		w.notHeld(held)
+		return
+	}
+	capabilities := []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_DAC_READ_SEARCH, unix.CAP_SYS_ADMIN}
+	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0); err == nil && has == 1 {
+		capabilities = append(capabilities, unix.CAP_SYS_RESOURCE) // kernels before 5.11 count maps against a limit
+	}
+	cmd := nobody(t, capabilities...)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "socket")
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	before, call, called := startChild(t, []*os.File{theirs}, "receive")
+	theirs.Close()
+	unix.Close(pair[0])
+	var held *exec.Cmd
+	answers, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		answers.Close()
+		_, _ = io.Copy(io.Discard, out)
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	questions := 0
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		pid := before.Process.Pid
+		switch lines.Text() {
+		case "attached":
+		case "open and close one of two":
+			held, _, _ = startChild(t, nil, "dup", "/dev/zero")
+			pid = held.Process.Pid
+		case "call":
+			call.Close()
+			called()
+		case "exit":
+			_ = held.Process.Kill()
+		default:
+			t.Log(lines.Text())
+			continue
+		}
+		questions++
+		fmt.Fprintln(answers, pid)
+	}
+	if questions != 4 {
+		t.Errorf("it asked %d times", questions)
 	}
 }
 

@@ -1,6 +1,8 @@
 package tracer
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
 
@@ -48,12 +50,22 @@ func scan(root string, r *rules, pid int) (holds, error) {
 		return found, err
 	}
 	defer dir.Close()
-	for seen := 0; seen < maxDescriptors; {
+	var denied error
+	seen, read := 0, 0
+	for seen < maxDescriptors {
 		names, err := dir.Readdirnames(256)
 		for _, name := range names {
 			var st unix.Statx_t
 			// Not synchronised: the file may lie on a network that does not answer.
-			if unix.Statx(int(dir.Fd()), name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			err := unix.Statx(int(dir.Fd()), name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+			if errors.Is(err, os.ErrPermission) {
+				denied = err
+			}
+			if err != nil {
+				continue
+			}
+			read++
+			if st.Mode&unix.S_IFMT != unix.S_IFCHR {
 				continue
 			}
 			d := device{st.Rdev_major, st.Rdev_minor}
@@ -65,6 +77,10 @@ func scan(root string, r *rules, pid int) (holds, error) {
 			break
 		}
 	}
+	// The list may be read and nothing that it leads to: that is no process without devices. One file may be closed to us for reasons of its own.
+	if denied != nil && read == 0 {
+		return holds{}, fmt.Errorf("reading the descriptors of process %d: %w", pid, denied)
+	}
 	return found, nil
 }
 
@@ -74,18 +90,19 @@ type scanned struct {
 	holds holds
 }
 
-// scanAll looks at every process, and returns those that hold a device, and how many could not be read though they exist.
-func scanAll(root string, r *rules) (found []scanned, hidden int) {
-	for _, pid := range pids(root) {
+// scanAll looks at every process, and returns those that hold a device, how many could not be read though they exist, and how many there are.
+func scanAll(root string, r *rules) (found []scanned, hidden, all int) {
+	list := pids(root)
+	for _, pid := range list {
 		h, err := scan(root, r, pid)
 		switch {
 		case err == nil && h.any():
 			found = append(found, scanned{pid, h})
-		case os.IsPermission(err):
+		case errors.Is(err, os.ErrPermission):
 			hidden++
 		}
 	}
-	return found, hidden
+	return found, hidden, len(list)
 }
 
 func pids(root string) []int {

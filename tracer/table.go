@@ -2,6 +2,7 @@ package tracer
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -413,7 +414,11 @@ func (r *run) merge(all fullScan) {
 	first := r.scanned == 0
 	r.scanned = monotonic(unix.CLOCK_MONOTONIC)
 	if first && all.hidden > 0 {
-		r.log.Warn("processes are hidden: which of them hold a device is seen at their next call", slog.Int("processes", all.hidden))
+		level := slog.LevelInfo
+		if all.hidden > all.all/8 { // no single process that guards itself: CAP_SYS_PTRACE is missing (kernel threads count among all)
+			level = slog.LevelWarn
+		}
+		r.log.Log(context.Background(), level, "processes are hidden: which of them hold a device is seen at their next call", slog.Int("processes", all.hidden))
 	}
 	found := map[int]bool{}
 	for _, s := range all.found {

@@ -238,7 +238,8 @@ type run struct {
 type fullScan struct {
 	began  int64 // CLOCK_MONOTONIC
 	found  []scanned
-	hidden int
+	hidden int // processes that may not be looked at
+	all    int
 }
 
 // How soon a change is reported: at once after a quiet time, so that a lone event is seen fast, and else in batches.
@@ -367,8 +368,8 @@ func (r *run) fullScan() {
 	root, rules, out := r.config.ProcRoot, r.rules, r.scans
 	go func() {
 		began := monotonic(unix.CLOCK_MONOTONIC)
-		found, hidden := scanAll(root, &rules)
-		out <- fullScan{began, found, hidden} // has room for one
+		found, hidden, all := scanAll(root, &rules)
+		out <- fullScan{began, found, hidden, all} // has room for one
 	}()
 }
 
