@@ -34,7 +34,14 @@ type fakeClient struct {
 
 type fakeObject struct {
 	parent uint32
-	size   uint64
+	made   uint32      // a later one has a higher number
+	memory *fakeMemory // nil: it is none
+}
+
+// fakeMemory is memory under one or more handles. It is counted with the oldest that is left.
+type fakeMemory struct {
+	size    uint64
+	handles int
 }
 
 const (
@@ -62,28 +69,42 @@ func round(size uint64) (rounded uint64) { return (size + fakePage - 1) / fakePa
 func (d *fakeDriver) held(pid int) (n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	type holder struct {
+		pid  int
+		made uint32
+	}
+	holders := map[*fakeMemory]holder{}
 	for _, c := range d.clients {
-		if c.pid == pid {
-			for _, o := range c.objects {
-				n += o.size
+		for _, o := range c.objects {
+			if h, ok := holders[o.memory]; o.memory != nil && (!ok || o.made < h.made) {
+				holders[o.memory] = holder{c.pid, o.made}
 			}
+		}
+	}
+	for m, h := range holders {
+		if h.pid == pid {
+			n += m.size
 		}
 	}
 	return n
 }
 
-// add makes an object; size is 0 for what is not memory.
-func (d *fakeDriver) add(client, parent, handle uint32, size uint64) (made uint32, ok bool) {
+// add makes an object; memory is nil for what is none.
+func (d *fakeDriver) add(client, parent, handle uint32, memory *fakeMemory) (made uint32, ok bool) {
 	c := d.clients[client]
-	if c == nil || d.used+size > fakeCapacity {
+	if c == nil || memory != nil && memory.handles == 0 && d.used+memory.size > fakeCapacity {
 		return handle, false
 	}
+	d.handles++
 	if handle == 0 {
-		d.handles++
 		handle = 0xcaf00000 + d.handles
 	}
-	c.objects[handle] = fakeObject{parent, size}
-	d.used += size
+	c.objects[handle] = fakeObject{parent, d.handles, memory}
+	if memory != nil {
+		if memory.handles++; memory.handles == 1 {
+			d.used += memory.size
+		}
+	}
 	return handle, true
 }
 
@@ -98,7 +119,11 @@ func (d *fakeDriver) free(client, handle uint32) {
 			d.free(client, child)
 		}
 	}
-	d.used -= c.objects[handle].size
+	if m := c.objects[handle].memory; m != nil {
+		if m.handles--; m.handles == 0 {
+			d.used -= m.size
+		}
+	}
 	delete(c.objects, handle)
 	if client == handle {
 		delete(d.clients, client)
@@ -131,13 +156,13 @@ func (d *fakeDriver) rm(c *fakeCall) {
 		case classMemory:
 			size := round(get64(c.deep, 64))
 			var handle uint32
-			if handle, ok = d.add(get(p, 0), get(p, 4), get(p, 8), size); ok {
+			if handle, ok = d.add(get(p, 0), get(p, 4), get(p, 8), &fakeMemory{size: size}); ok {
 				put(p, 8, handle)
 				put64(c.deep, 64, size) // a refused request's parameters are left as they are
 			}
 		default:
 			var handle uint32
-			handle, ok = d.add(get(p, 0), get(p, 4), get(p, 8), 0)
+			handle, ok = d.add(get(p, 0), get(p, 4), get(p, 8), nil)
 			put(p, 8, handle)
 		}
 		if !ok {
@@ -150,7 +175,11 @@ func (d *fakeDriver) rm(c *fakeCall) {
 		put(p, 12, 0)
 	case 0x34:
 		d.calls["rm_dup_object"]++
-		handle, _ := d.add(get(p, 0), get(p, 4), get(p, 8), 0)
+		var memory *fakeMemory
+		if c := d.clients[get(p, 12)]; c != nil {
+			memory = c.objects[get(p, 16)].memory
+		}
+		handle, _ := d.add(get(p, 0), get(p, 4), get(p, 8), memory)
 		put(p, 8, handle)
 		put(p, 24, 0)
 	case 0x4a:
@@ -158,7 +187,7 @@ func (d *fakeDriver) rm(c *fakeCall) {
 		switch get(p, 8) {
 		case 2:
 			size := round(get64(p, 88))
-			handle, ok := d.add(get(p, 0), get(p, 4), get(p, 44), size)
+			handle, ok := d.add(get(p, 0), get(p, 4), get(p, 44), &fakeMemory{size: size})
 			put(p, 20, noMemory)
 			if ok {
 				put(p, 44, handle)

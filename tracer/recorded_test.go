@@ -139,6 +139,10 @@ func replay(t *testing.T, callsPath, checkpointsPath string) replayed {
 	last := calls[len(calls)-1].Time
 	cgroups := map[int32]uint64{}
 	listed, gone := map[int32]bool{}, map[int32]bool{}
+	lastCall := map[int32]int64{}
+	for _, c := range calls {
+		lastCall[c.PID] = c.Time
+	}
 	apply := func(c *call) {
 		// A recording has no exits. The control group of a process does not change, and a library greets the driver only when it starts:
 		// so both tell that a process number that NVML no longer listed, or that moved, is a new process.
@@ -177,6 +181,12 @@ func replay(t *testing.T, callsPath, checkpointsPath string) replayed {
 				if v := values[pid]; len(v) == 0 || v[len(v)-1] != used {
 					values[pid] = append(v, used)
 				}
+			}
+		}
+		// A recording has no exits. Who is listed no longer and makes no call any more has ended, and its memory is with those who mapped it.
+		for pid := range listed {
+			if _, ok := want[pid]; !ok && lastCall[pid] <= point.T0 {
+				l.Apply(ledger.Event{Kind: ledger.Exit, PID: pid, Time: point.T0})
 			}
 		}
 		note()

@@ -137,14 +137,15 @@ func (r *rmClient) heapFree(handle uint32) error {
 	return r.ioctl(r.ctl, 0xc0b8464a)
 }
 
-// dup makes a second handle of memory, which holds no bytes of its own.
-func (r *rmClient) dup(handle uint32) error {
+// dup makes a second handle of memory, which holds no bytes of its own until the first is gone.
+func (r *rmClient) dup(handle uint32) (uint32, error) {
 	clear(r.block)
 	put(r.block, 0, r.client)
 	put(r.block, 4, r.device)
 	put(r.block, 12, r.client)
 	put(r.block, 16, handle)
-	return r.ioctl(r.ctl, 0xc01c4634)
+	err := r.ioctl(r.ctl, 0xc01c4634)
+	return get(r.block, 8), err
 }
 
 // do is one step of a traced child.
@@ -167,7 +168,8 @@ func (r *rmClient) do(step byte, random *rand.Rand) error {
 				handle, err = r.heap(size)
 				r.memory = append(r.memory, handle)
 			case what == 5:
-				err = r.dup(r.memory[i])
+				handle, err = r.dup(r.memory[i])
+				r.memory = append(r.memory, handle)
 			default:
 				free := r.free
 				if what == 7 {

@@ -18,6 +18,7 @@ func FuzzLedger(f *testing.F) {
 				Kind: Kind(b[0] % 20), PID: int32(b[1] % 4), TID: int32(b[5] % 3), Client: uint32(b[2] % 4), Parent: uint32(b[3] % 12),
 				Handle: uint32(b[4] % 12), Size: uint64(b[5]) << 20, Time: now * 1e9, Entry: now*1e9 - int64(b[5]), File: uint64(b[5] % 4),
 				Start: uint64(b[5] % 3), Instance: uint32(b[5] % 3), GPUID: uint32(b[4] % 3), Minor: int32(b[4] % 3), UUID: UUID{b[5] % 3},
+				SrcClient: uint32(b[5] / 3 % 4), SrcHandle: uint32(b[1] / 4 % 12),
 			}
 			if b[0] >= 200 {
 				e.Status = StatusNoMemory

@@ -30,6 +30,10 @@ func free(pid int32, client, handle uint32) Event {
 	return Event{Kind: Free, PID: pid, Client: client, Handle: handle}
 }
 
+func dup(pid int32, client, handle, fromClient, from uint32) Event {
+	return Event{Kind: Dup, PID: pid, Client: client, Parent: 2, Handle: handle, SrcClient: fromClient, SrcHandle: from}
+}
+
 func apply(l *Ledger, events ...Event) (failures []Failure) {
 	for _, e := range events {
 		if f, ok := l.Apply(e); ok {
@@ -62,6 +66,11 @@ func TestTree(t *testing.T) {
 		{"client reused, its end unseen", []Event{alloc(1, 100, 2, 10, gib), {Kind: Client, PID: 1, Handle: 100}}, 0, true},
 		{"dup", []Event{alloc(1, 100, 2, 10, gib), {Kind: Dup, PID: 1, Client: 100, Parent: 2, Handle: 20, SrcClient: 100, SrcHandle: 10}}, gib, true},
 		{"dup freed", []Event{alloc(1, 100, 2, 10, gib), {Kind: Dup, PID: 1, Client: 100, Parent: 2, Handle: 20, SrcClient: 100, SrcHandle: 10}, free(1, 100, 20)}, gib, true},
+		{"dup left", []Event{alloc(1, 100, 2, 10, gib), dup(1, 100, 20, 100, 10), free(1, 100, 10)}, gib, true},
+		{"dup left and freed", []Event{alloc(1, 100, 2, 10, gib), dup(1, 100, 20, 100, 10), free(1, 100, 10), free(1, 100, 20)}, 0, true},
+		{"dup of a dup left", []Event{alloc(1, 100, 2, 10, gib), dup(1, 100, 20, 100, 10), dup(1, 100, 21, 100, 20), free(1, 100, 20), free(1, 100, 10)}, gib, true},
+		{"dup of what is no memory", []Event{dup(1, 100, 20, 100, 3), free(1, 100, 3)}, 0, true},
+		{"dup of itself", []Event{alloc(1, 100, 2, 10, gib), dup(1, 100, 10, 100, 10), free(1, 100, 10)}, 0, true},
 		{"failed", []Event{{Kind: Memory, PID: 1, Client: 100, Parent: 2, Handle: 10, Size: gib, Status: StatusNoMemory}}, 0, true},
 		{"warning", []Event{{Kind: Memory, PID: 1, Client: 100, Parent: 2, Handle: 10, Size: gib, Status: 0x10005}}, gib, true},
 		{"absurd size", []Event{alloc(1, 100, 2, 10, 1<<60)}, 0, false},
@@ -366,5 +375,46 @@ func BenchmarkAllocFree(b *testing.B) {
 	for b.Loop() {
 		l.Apply(alloc(1, 1, 2, 5, mib))
 		l.Apply(free(1, 1, 5))
+	}
+}
+
+// TestHeir: memory that other processes have mapped is counted with its maker, then with the one that mapped it first, and is gone with the last.
+func TestHeir(t *testing.T) {
+	l := New(Config{})
+	for pid := int32(1); pid <= 3; pid++ {
+		apply(l, start(pid, uint32(pid)*100, 0)...)
+	}
+	want := func(when string, bytes ...uint64) {
+		t.Helper()
+		for i, n := range bytes {
+			if used, exact := l.Used(int32(i + 1)); used != n || !exact {
+				t.Errorf("%s: process %d holds %d, exact %t; want %d", when, i+1, used, exact, n)
+			}
+		}
+		check(t, l, gib)
+	}
+	apply(l, alloc(1, 100, 2, 10, gib), dup(2, 200, 20, 100, 10), dup(3, 300, 30, 200, 20))
+	want("mapped", gib, 0, 0)
+	apply(l, Event{Kind: Exit, PID: 1})
+	want("the maker is gone", 0, gib, 0)
+	apply(l, free(2, 200, 20))
+	want("the second closed it", 0, 0, gib)
+	apply(l, free(3, 300, 30))
+	want("the last closed it", 0, 0, 0)
+}
+
+// TestMappedForEver: a mapping that is made and closed again and again leaves nothing behind.
+func TestMappedForEver(t *testing.T) {
+	l := New(Config{})
+	apply(l, append(start(1, 100, 0), append(start(2, 200, 0), alloc(1, 100, 2, 10, gib), dup(2, 200, 20, 100, 10))...)...)
+	for range 10_000 {
+		apply(l, dup(2, 200, 21, 100, 10), free(2, 200, 21))
+	}
+	if n := len(l.clients[100].objects[10].shared.dups); n > 40 {
+		t.Errorf("%d dups are remembered, one is left", n)
+	}
+	apply(l, Event{Kind: Exit, PID: 1})
+	if used, _ := l.Used(2); used != gib {
+		t.Errorf("the one that is left holds %d", used)
 	}
 }

@@ -1,5 +1,7 @@
 package ledger
 
+import "slices"
+
 // client is a root client of the driver.
 type client struct {
 	handle  uint32
@@ -23,6 +25,37 @@ type object struct {
 	made          int64   // when the call that made it was complete
 	gpu           UUID    // of a device
 	instance      uint32  // of a device
+	shared        *shared // memory that has dups, and its dups; nil: none
+}
+
+// shared is memory under several handles. The driver counts it with whoever made it and, when that handle is gone, with a dup that is left: on an
+// H200, memory that was mapped over CUDA IPC moved to the process that had mapped it when its maker was killed, and was gone with the mapping.
+type shared struct {
+	dups []*object // oldest first; one whose shared is another is gone
+	live int
+}
+
+// join makes dup another handle of memory.
+func (s *shared) join(dup *object) {
+	if len(s.dups) > 2*s.live+16 { // a mapping made and closed for ever leaves nothing behind
+		s.dups = slices.DeleteFunc(s.dups, func(o *object) bool { return o.shared != s })
+	}
+	s.dups = append(s.dups, dup)
+	s.live++
+	dup.shared = s
+}
+
+// heir returns the oldest dup that is left, which is one no more; nil if none is.
+func (s *shared) heir() *object {
+	for len(s.dups) > 0 {
+		o := s.dups[0]
+		s.dups = s.dups[1:]
+		if o.shared == s {
+			s.live--
+			return o
+		}
+	}
+	return nil
 }
 
 // strength says how sure it is which GPU a device object is.
@@ -131,6 +164,25 @@ func (l *Ledger) removeLeaf(c *client, o *object) {
 	unlink(o)
 	delete(c.objects, o.handle)
 	l.objects--
+	if s := o.shared; s != nil {
+		o.shared = nil
+		if o.kind == Dup {
+			s.live--
+		} else if heir := s.heir(); heir != nil {
+			heir.kind, heir.size = Memory, o.size
+			heir.device.size += heir.size
+			l.add(l.clientOf(heir).owner, heir.device.gpu, heir.size)
+		}
+	}
+}
+
+// clientOf returns the client in whose tree an object is. A device lies directly below its client.
+func (l *Ledger) clientOf(o *object) *client {
+	root := o.device
+	if root.parent != nil {
+		root = root.parent
+	}
+	return l.clients[root.handle]
 }
 
 func unlink(o *object) {
@@ -229,8 +281,15 @@ func (l *Ledger) object(p *process, e *Event) {
 	}
 	o.kind = e.Kind
 	if e.Kind == Dup {
-		// A dup holds no bytes of its own, in the driver's accounting too: the memory stays its maker's, even when only the dup is left
-		// (UVM keeps a reference of its own to everything that it maps).
+		// A dup holds no bytes of its own, in the driver's accounting too, while the memory's first handle lives.
+		if c := l.clients[e.SrcClient]; c != nil {
+			if source := c.objects[e.SrcHandle]; source != nil && source != o && (source.kind == Memory || source.kind == Dup && source.shared != nil) {
+				if source.shared == nil {
+					source.shared = &shared{}
+				}
+				source.shared.join(o)
+			}
+		}
 		return
 	}
 	if e.Kind == Device {
