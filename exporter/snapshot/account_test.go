@@ -168,9 +168,9 @@ func TestXidProcess(t *testing.T) {
 	var told []XidReport
 	b := NewBuilder(Config{OnXid: func(x XidReport) { told = append(told, x) }})
 	b.Apply(tick(t0, frame.Device{Load: load(1), Info: &frame.Info{PCIBusID: "0000:0a:00.0"}}))
-	id := strings.Repeat("ab", 32)
+	id, inner := strings.Repeat("ab", 32), strings.Repeat("cd", 32) // an engine in a container: ours knows the outer one
 	b.Apply(input.Input{Time: t0.UnixNano(), Containers: &input.Containers{List: []containers.Container{{ID: id, Name: "train", Image: "torch"}}}})
-	b.Apply(input.Input{Time: t0.UnixNano(), Processes: &input.Processes{Asked: []int{7}, List: []processes.Process{{PID: 7, StartTime: 1, Comm: "python", Container: id}}}})
+	b.Apply(input.Input{Time: t0.UnixNano(), Processes: &input.Processes{Asked: []int{7}, List: []processes.Process{{PID: 7, StartTime: 1, Comm: "python", Container: inner, Cgroup: "/docker/" + id + "/docker/" + inner}}}})
 	at := t0.UnixNano()
 	b.Apply(input.Input{Time: at, Frame: &frame.Frame{Events: []frame.Event{{Time: at, UUID: "GPU-0", Kind: "xid", Value: 31}}}})
 	x := activity.Xid{Time: at, PCIBusID: "0000:0a:00.0", Code: 31, PID: 7, Message: "pid=7, name=python, MMU Fault"}

@@ -217,10 +217,7 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 		}
 		if alive && ok {
 			w.facts = facts
-			w.container = b.owner(facts.Cgroup)
-			if w.container == "" {
-				w.container = facts.Container
-			}
+			w.container = b.containerOf(facts)
 		}
 		c, running := known[w.container]
 		switch {

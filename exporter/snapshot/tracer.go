@@ -175,6 +175,21 @@ func (b *Builder) owner(cgroup string) string {
 	return containers.Owner(cgroup, func(id string) bool { _, ok := b.named[id]; return ok })
 }
 
+// containerOf returns the container of a process; empty outside any.
+func (b *Builder) containerOf(p processes.Process) string {
+	if id := b.owner(p.Cgroup); id != "" {
+		return id
+	}
+	return p.Container
+}
+
+// container returns what Docker says or said of a container: of one that it does not know, only the id.
+func (b *Builder) container(id string) containers.Container {
+	c := b.named[id]
+	c.ID = id
+	return c
+}
+
 // groups adds what control groups counted since the last report to their containers. A group that is gone leaves what it counted to its
 // container, and a container is forgotten with its last group.
 func (b *Builder) groups(list []activity.Group) {
@@ -268,9 +283,7 @@ func growMap[K comparable](sum, last, now map[K]uint64) {
 func (b *Builder) activity() []Activity {
 	out := make([]Activity, 0, len(b.counts))
 	for id, c := range b.counts {
-		name := b.named[id]
-		name.ID = id
-		out = append(out, Activity{Container: name, Counts: c})
+		out = append(out, Activity{Container: b.container(id), Counts: c})
 	}
 	slices.SortFunc(out, func(x, y Activity) int { return cmp.Compare(x.Container.ID, y.Container.ID) })
 	return out

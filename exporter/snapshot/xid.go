@@ -50,11 +50,7 @@ func (b *Builder) tellXid(d *device, r XidReport, pid int) {
 		p, _ := b.facts(pid)
 		p.PID = pid
 		r.Process = p
-		if c, ok := b.named[p.Container]; ok {
-			r.Container = c
-		} else {
-			r.Container.ID = p.Container
-		}
+		r.Container = b.container(b.containerOf(p))
 	}
 	b.cfg.OnXid(r)
 }
