@@ -185,7 +185,11 @@ func replay(t *testing.T, callsPath, checkpointsPath string) replayed {
 		}
 		// A recording has no exits. Who is listed no longer and makes no call any more has ended, and its memory is with those who mapped it.
 		for pid := range listed {
-			if _, ok := want[pid]; !ok && lastCall[pid] <= point.T0 {
+			if _, ok := want[pid]; ok {
+				continue
+			}
+			gone[pid] = true
+			if lastCall[pid] <= point.T0 {
 				l.Apply(ledger.Event{Kind: ledger.Exit, PID: pid, Time: point.T0})
 			}
 		}
@@ -195,11 +199,6 @@ func replay(t *testing.T, callsPath, checkpointsPath string) replayed {
 			note()
 		}
 		flying := underWay(calls[next:], point.T1)
-		for pid := range listed {
-			if _, ok := want[pid]; !ok {
-				gone[pid] = true
-			}
-		}
 		for pid, bytes := range want {
 			listed[pid] = true
 			delete(gone, pid)

@@ -270,6 +270,28 @@ func startChild(t *testing.T, files []*os.File, args ...string) (cmd *exec.Cmd, 
 	return cmd, in, lines
 }
 
+// startReceiver starts a child that is passed a descriptor of /dev/zero over a socket, and calls the device when it is told to go on.
+func startReceiver(t *testing.T) (cmd *exec.Cmd, in *os.File, lines func() string) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "socket")
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	cmd, in, lines = startChild(t, []*os.File{theirs}, "receive")
+	theirs.Close()
+	unix.Close(pair[0])
+	return cmd, in, lines
+}
+
 // TestPresence follows the ways by which a process gets and loses a device.
 func TestPresence(t *testing.T) {
 	before, _, _ := startChild(t, nil, "open", "/dev/zero")
@@ -348,22 +370,7 @@ func TestPresence(t *testing.T) {
 		w.notHeld(cmd.Process.Pid)
 	})
 	t.Run("passed", func(t *testing.T) {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		theirs := os.NewFile(uintptr(pair[1]), "socket")
-		fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(fd), nil, 0); err != nil {
-			t.Fatal(err)
-		}
-		unix.Close(fd)
-		cmd, in, lines := startChild(t, []*os.File{theirs}, "receive")
-		theirs.Close()
-		unix.Close(pair[0])
+		cmd, in, lines := startReceiver(t)
 		in.Close()
 		if got := lines(); got != "called" {
 			t.Fatal(got)
