@@ -99,7 +99,7 @@ func TestHang(t *testing.T) {
 				}
 				time.Sleep(5 * time.Millisecond)
 			}
-			if slow > 5 { // this machine may be busy with other things; a scrape that waited for what hangs would make all of them slow
+			if slow > 2 { // this machine may be busy with other things
 				t.Errorf("%d of 50 scrapes took more than 100 ms", slow)
 			}
 			if !tt.check(p.scrape(t)) {

@@ -60,8 +60,8 @@ func main() {
 }
 
 // frugal keeps the program small beside what it measures: a heap of a few megabytes, and no idle threads that look for work at each tick. One
-// processor of Go's scheduler is enough, for nothing here takes longer than some milliseconds, and takes a third less CPU time than two: nobody
-// wakes a second thread for each event.
+// processor of Go's scheduler is enough, for nothing here takes longer than some milliseconds, and takes less CPU time than two: nobody wakes a
+// second thread for each event.
 func frugal() {
 	runtime.MemProfileRate = 0 // nothing shows the profile
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -146,13 +146,14 @@ func run(args []string) error {
 	if err := docker.CheckHost(*engine); err != nil {
 		return usageError{fmt.Errorf("--docker.host: %w", err)}
 	}
-	if *interval < 10*time.Millisecond {
+	const shortest = 10 * time.Millisecond // the worker takes no shorter period
+	if *interval < shortest {
 		return usageError{errors.New("--nvml.interval must be at least 10ms")}
 	}
 	if *window <= 0 || *linger < 0 {
 		return usageError{errors.New("--window must be positive, and --linger not negative")}
 	}
-	if *fastGPM < 0 || *fastGPM > 0 && *fastGPM < 10*time.Millisecond {
+	if *fastGPM < 0 || *fastGPM > 0 && *fastGPM < shortest {
 		return usageError{errors.New("--nvml.gpm-fast must be at least 10ms, or 0")}
 	}
 	if err := web.Validate(*toolkit.WebConfigFile); err != nil {
@@ -290,7 +291,7 @@ func (l scrapeLog) Println(v ...any) {
 	level := slog.LevelError
 	for _, x := range v {
 		var gone net.Error
-		if err, ok := x.(error); ok && (errors.As(err, &gone) || errors.Is(err, http.ErrHandlerTimeout)) {
+		if err, ok := x.(error); ok && errors.As(err, &gone) {
 			level = slog.LevelDebug
 		}
 	}
