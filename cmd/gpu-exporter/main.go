@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -233,17 +232,15 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	defer stop()
 	e := exporter.New(cfg)
 
-	own := newSelf(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	own := newSelf(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.NewCollector("gpu_exporter"))
 	go own.run(ctx)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(own,
-		version.NewCollector("gpu_exporter"),
-		metrics.New(e.Latest, func(s *snapshot.Snapshot) float64 { return time.Since(s.Time).Seconds() }, options))
+	options.More = own.families
 
 	mux := http.NewServeMux()
 	// Not compressed: a gzip writer is 0.8 MB that every other scrape would make anew, and half of its time, to save 30 kB.
-	mux.Handle(path, metrics.Handler(registry, promhttp.HandlerOpts{ErrorLog: scrapeLog{logger}, ErrorHandling: promhttp.ContinueOnError,
-		MaxRequestsInFlight: 16, EnableOpenMetrics: true, DisableCompression: true}))
+	mux.Handle(path, metrics.Handler(metrics.New(e.Latest, func(s *snapshot.Snapshot) float64 { return time.Since(s.Time).Seconds() }, options),
+		promhttp.HandlerOpts{ErrorLog: scrapeLog{logger}, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 16, EnableOpenMetrics: true,
+			DisableCompression: true}))
 	people := page.New(e.Latest)
 	people.Register(mux)
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })

@@ -6,20 +6,22 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // selfPeriod is how often the exporter looks at itself.
 const selfPeriod = 10 * time.Second
 
-// self serves what other collectors said of this process within the last ten seconds. Collecting that reads a dozen files of /proc and the
-// Go runtime's statistics, which took half of a scrape; and a scrape reads no /proc.
+// self has what other collectors said of this process within the last ten seconds. Collecting that reads a dozen files of /proc and the Go
+// runtime's statistics, which took half of a scrape; and a scrape reads no /proc.
 type self struct {
-	collectors []prometheus.Collector
-	latest     atomic.Pointer[[]prometheus.Metric]
+	registry *prometheus.Registry
+	latest   atomic.Pointer[[]*dto.MetricFamily]
 }
 
 func newSelf(c ...prometheus.Collector) *self {
-	s := &self{collectors: c}
+	s := &self{registry: prometheus.NewRegistry()}
+	s.registry.MustRegister(c...)
 	s.refresh()
 	return s
 }
@@ -39,30 +41,9 @@ func (s *self) run(ctx context.Context) {
 }
 
 func (s *self) refresh() {
-	out := make(chan prometheus.Metric)
-	go func() {
-		defer close(out)
-		for _, c := range s.collectors {
-			c.Collect(out)
-		}
-	}()
-	var list []prometheus.Metric
-	for m := range out {
-		list = append(list, m)
-	}
+	list, _ := s.registry.Gather() // what could not be collected is absent
 	s.latest.Store(&list)
 }
 
-// Describe implements prometheus.Collector.
-func (s *self) Describe(out chan<- *prometheus.Desc) {
-	for _, c := range s.collectors {
-		c.Describe(out)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (s *self) Collect(out chan<- prometheus.Metric) {
-	for _, m := range *s.latest.Load() {
-		out <- m
-	}
-}
+// families is metrics.Options.More.
+func (s *self) families() []*dto.MetricFamily { return *s.latest.Load() }

@@ -1,9 +1,10 @@
 package metrics
 
 import (
+	"bytes"
 	"net"
 	"net/http"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -27,9 +28,10 @@ const maxScrapers = 16
 
 // scrapers serves g, and remembers what each scraper has seen.
 type scrapers struct {
-	g       prometheus.Gatherer
+	g       prometheus.TransactionalGatherer
 	options promhttp.HandlerOpts
 	plain   http.Handler
+	bodies  sync.Pool // of *body
 
 	mu    sync.Mutex
 	known map[string]*scraper
@@ -37,31 +39,57 @@ type scrapers struct {
 
 // scraper is one Prometheus, or what scrapes like one.
 type scraper struct {
-	g       prometheus.Gatherer
+	g       prometheus.TransactionalGatherer
 	handler http.Handler
 	used    time.Time // guarded by scrapers.mu
 
-	mu   sync.Mutex
-	seen map[string]bool // the series of fromZero in its latest scrape; nil before its first
+	mu      sync.Mutex
+	scrapes uint64
+	seen    map[string]*uint64 // the series of fromZero, by their latest scrape
 }
 
 // Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are.
-func Handler(g prometheus.Gatherer, o promhttp.HandlerOpts) http.Handler {
-	return &scrapers{g: g, options: o, plain: promhttp.HandlerFor(g, o), known: map[string]*scraper{}}
+func Handler(g prometheus.TransactionalGatherer, o promhttp.HandlerOpts) http.Handler {
+	return &scrapers{g: g, options: o, plain: promhttp.HandlerForTransactional(g, o), known: map[string]*scraper{}}
 }
+
+// body is an answer that is written in one piece: a dozen calls of the kernel less, and who reads slowly holds no families.
+type body struct {
+	http.ResponseWriter
+	bytes.Buffer
+	status int
+}
+
+func (b *body) WriteHeader(status int)      { b.status = status }
+func (b *body) Write(p []byte) (int, error) { return b.Buffer.Write(p) }
 
 // ServeHTTP implements http.Handler.
 func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	b, _ := s.bodies.Get().(*body)
+	if b == nil {
+		b = &body{}
+	}
+	b.ResponseWriter, b.status = w, http.StatusOK
+	b.Reset()
+	s.handler(r).ServeHTTP(b, r)
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	w.WriteHeader(b.status)
+	_, _ = w.Write(b.Bytes()) // who asked is gone
+	b.ResponseWriter = nil
+	s.bodies.Put(b)
+}
+
+// handler returns the handler for who asks.
+func (s *scrapers) handler(r *http.Request) http.Handler {
 	// Prometheus sends this header, and so do the agents that scrape in its place. People's programs do not.
 	if r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds") == "" {
-		s.plain.ServeHTTP(w, r)
-		return
+		return s.plain
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		host = r.RemoteAddr
 	}
-	s.scraper(host+" "+r.UserAgent()).handler.ServeHTTP(w, r)
+	return s.scraper(host + " " + r.UserAgent()).handler
 }
 
 // scraper returns the scraper of a name, and forgets the one that has not come for longest if there are too many.
@@ -79,40 +107,48 @@ func (s *scrapers) scraper(name string) *scraper {
 			}
 			delete(s.known, oldest)
 		}
-		x = &scraper{g: s.g}
-		x.handler = promhttp.HandlerFor(x, s.options)
+		x = &scraper{g: s.g, seen: map[string]*uint64{}}
+		x.handler = promhttp.HandlerForTransactional(x, s.options)
 		s.known[name] = x
 	}
 	x.used = time.Now()
 	return x
 }
 
-// Gather implements prometheus.Gatherer.
-func (x *scraper) Gather() ([]*dto.MetricFamily, error) {
-	families, err := x.g.Gather()
+var zero = 0.0
+
+// Gather implements prometheus.TransactionalGatherer.
+func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
+	families, done, err := x.g.Gather()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	seen := make(map[string]bool, len(x.seen))
-	zero := 0.0
-	var key strings.Builder
+	x.scrapes++
+	var key []byte
 	for _, f := range families {
 		if !fromZero[f.GetName()] {
 			continue
 		}
 		for _, m := range f.Metric {
-			key.Reset()
-			key.WriteString(f.GetName())
+			key = append(key[:0], f.GetName()...)
 			for _, l := range m.Label {
-				key.WriteByte(0)
-				key.WriteString(l.GetValue())
+				key = append(append(key, 0), l.GetValue()...)
 			}
-			k := key.String()
-			seen[k] = true
-			if x.seen != nil && !x.seen[k] && m.Counter != nil {
+			last := x.seen[string(key)]
+			isNew := last == nil
+			if isNew {
+				last = new(uint64)
+				x.seen[string(key)] = last
+			}
+			*last = x.scrapes
+			if isNew && x.scrapes > 1 && m.Counter != nil {
 				m.Counter.Value = &zero
 			}
 		}
 	}
-	x.seen = seen
-	return families, err
+	for k, last := range x.seen {
+		if *last != x.scrapes {
+			delete(x.seen, k)
+		}
+	}
+	return families, done, err
 }

@@ -19,7 +19,7 @@ func TestNewCountersBeginAtZero(t *testing.T) {
 	busy := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpu_busy_seconds_total"}, []string{"pid"})
 	cpu := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpu_process_cpu_seconds_total"}, []string{"pid"})
 	r.MustRegister(busy, cpu)
-	h := metrics.Handler(r, promhttp.HandlerOpts{})
+	h := metrics.Handler(prometheus.ToTransactionalGatherer(r), promhttp.HandlerOpts{})
 	get := func(from, agent string) string {
 		req := httptest.NewRequest(http.MethodGet, "/metrics", nil)
 		req.RemoteAddr = from

@@ -10,38 +10,32 @@ import (
 	"gpu-exporter/exporter/snapshot"
 )
 
-// histogram is a histogram of a snapshot in both forms: a server that negotiates protobuf gets the native one with the classic one.
-type histogram struct {
-	prometheus.Metric // classic
-	native            prometheus.Metric
+// classic writes the buckets of a histogram that has bounds.
+func classic(h *dto.Histogram, bounds []float64, counts []uint64, count uint64, sum float64) {
+	*h.SampleCount, *h.SampleSum = count, sum
+	for len(h.Bucket) < len(bounds) {
+		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(float64), CumulativeCount: new(uint64)})
+	}
+	h.Bucket = h.Bucket[:len(bounds)]
+	for i, b := range h.Bucket {
+		*b.UpperBound, *b.CumulativeCount = bounds[i], counts[i]
+	}
 }
 
-func newHistogram(d *prometheus.Desc, h *snapshot.Histogram, labels []string) (prometheus.Metric, error) {
-	buckets := make(map[float64]uint64, len(h.Bounds))
-	var sum uint64
-	for i, le := range h.Bounds {
-		sum += h.Buckets[i]
-		buckets[le] = sum
-	}
-	classic, err := prometheus.NewConstHistogram(d, h.Count, h.Sum, buckets, labels...)
-	if err != nil {
-		return nil, err
-	}
+var nativeDesc = prometheus.NewDesc("native", "", nil, nil)
+
+// native writes the exponential buckets of a native histogram.
+func native(out *dto.Histogram, h *snapshot.Histogram) error {
 	// No other value than 0 is in the zero bucket.
-	native, err := prometheus.NewConstNativeHistogram(d, h.Count, h.Sum, h.Native, nil, h.Zero, snapshot.NativeSchema, math.Ldexp(1, -128), time.Time{}, labels...)
-	return histogram{classic, native}, err
-}
-
-// Write implements prometheus.Metric.
-func (h histogram) Write(out *dto.Metric) error {
-	if err := h.native.Write(out); err != nil {
+	m, err := prometheus.NewConstNativeHistogram(nativeDesc, h.Count, h.Sum, h.Native, nil, h.Zero, snapshot.NativeSchema, math.Ldexp(1, -128), time.Time{})
+	if err != nil {
 		return err
 	}
-	var classic dto.Metric
-	if err := h.Metric.Write(&classic); err != nil {
+	var made dto.Metric
+	if err := m.Write(&made); err != nil {
 		return err
 	}
-	out.Histogram.Bucket = classic.Histogram.Bucket
-	out.Histogram.CreatedTimestamp = nil // not known: the exporter's start is not the driver's
+	n := made.Histogram
+	out.Schema, out.ZeroThreshold, out.ZeroCount, out.PositiveSpan, out.PositiveDelta = n.Schema, n.ZeroThreshold, n.ZeroCount, n.PositiveSpan, n.PositiveDelta
 	return nil
 }

@@ -1,14 +1,16 @@
-// Package metrics exposes a snapshot to Prometheus. Every series is made anew from the snapshot at each scrape, so nothing that is gone
+// Package metrics exposes a snapshot to Prometheus. The value of every series is taken from the snapshot at each scrape, so nothing that is gone
 // is repeated, and a scrape makes no call to anything.
 package metrics
 
 import (
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/input"
@@ -27,6 +29,8 @@ type Options struct {
 	ValueLabels bool
 	// MaxSeries bounds the series of a scrape. What is left out is processes first. Zero: no bound.
 	MaxSeries int
+	// More gives families that come after the snapshot's, and are not counted; nil: none. They are not changed.
+	More func() []*dto.MetricFamily
 }
 
 // valueLabels are those that Options.ValueLabels adds.
@@ -39,18 +43,24 @@ var (
 	containerLabels = []string{"container_id", "container_name", "image_name", "host_ip"}
 )
 
-// family is one metric family.
+// family is one metric family, a gauge unless it says otherwise.
 type family struct {
 	name, help string
 	labels     []string
-	counter    bool
+
+	counter, summary, histogram bool
 }
 
-func (f *family) kind() prometheus.ValueType {
-	if f.counter {
-		return prometheus.CounterValue
+func (f *family) kind() dto.MetricType {
+	switch {
+	case f.counter:
+		return dto.MetricType_COUNTER
+	case f.summary:
+		return dto.MetricType_SUMMARY
+	case f.histogram:
+		return dto.MetricType_HISTOGRAM
 	}
-	return prometheus.GaugeValue
+	return dto.MetricType_GAUGE
 }
 
 func with(base []string, extra ...string) []string {
@@ -152,112 +162,35 @@ var families = []family{
 	{name: "gpu_exporter_ledger_mismatch_bytes", help: "Bytes by which the tracer's ledger and NVML differ, over the processes that both know.", labels: deviceLabels},
 	{name: "gpu_exporter_process_visibility", help: "1 if every process is seen; else 0, and why.", labels: []string{"reason"}},
 	{name: "gpu_exporter_snapshot_age_seconds", help: "Age of the snapshot served."},
+
+	{name: "gpu_exporter_nvml_call_duration_seconds", help: "Time spent in NVML calls.", labels: []string{"call"}, summary: true},
+	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver; calls that are seldom made are other.", labels: with(containerLabels, "call"), histogram: true},
+	{name: "gpu_device_utilization_sample_percent", help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels, histogram: true},
+	{name: "gpu_power_sample_watts", help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels, histogram: true},
 }
 
-// histograms are the families that are no plain values, by name; not those of one value in families.
-var histograms = []family{
-	{name: "gpu_exporter_nvml_call_duration_seconds", help: "Time spent in NVML calls.", labels: []string{"call"}},
-	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver; calls that are seldom made are other.", labels: with(containerLabels, "call")},
-	{name: "gpu_device_utilization_sample_percent", help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels},
-	{name: "gpu_power_sample_watts", help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels},
+// bounds are the families that tell of the bound on series. They are always there, the limit where there is one, and count themselves.
+var bounds = []family{
+	{name: "gpu_exporter_series", help: "Series of this scrape."},
+	{name: "gpu_exporter_series_limit", help: "The bound on series of a scrape (--metrics.max-series)."},
+	{name: "gpu_exporter_series_left_out", help: "Series that this scrape lacks because of the bound."},
 }
 
-// The families that tell of the bound on series. They are always there and count themselves.
-var (
-	seriesDesc  = prometheus.NewDesc("gpu_exporter_series", "Series of this scrape.", nil, nil)
-	limitDesc   = prometheus.NewDesc("gpu_exporter_series_limit", "The bound on series of a scrape (--metrics.max-series).", nil, nil)
-	leftOutDesc = prometheus.NewDesc("gpu_exporter_series_left_out", "Series that this scrape lacks because of the bound.", nil, nil)
-)
-
-// Collector exposes the latest snapshot.
-type Collector struct {
+// Gatherer exposes the latest snapshot.
+type Gatherer struct {
 	latest func() *snapshot.Snapshot
 	age    func(*snapshot.Snapshot) float64
-	descs  map[string]*prometheus.Desc
-	byName map[string]*family
 	o      Options
+	idle   atomic.Pointer[exposition] // of a scrape that is over; nil: none has been, or others use theirs
 }
 
-// New returns a collector of latest, which must not return nil. age tells a snapshot's age in seconds.
-func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64, o Options) *Collector {
-	c := &Collector{latest: latest, age: age, descs: map[string]*prometheus.Desc{}, byName: map[string]*family{}, o: o}
-	for _, list := range [][]family{families, histograms} {
-		for i := range list {
-			f := &list[i]
-			if o.Include != nil && !o.Include.MatchString(f.name) || o.Exclude != nil && o.Exclude.MatchString(f.name) {
-				continue
-			}
-			labels := f.labels
-			if o.ValueLabels && f.name == "gpu_utilization_percent" {
-				labels = with(labels, valueLabels...)
-			}
-			c.descs[f.name] = prometheus.NewDesc(f.name, f.help, labels, nil)
-			c.byName[f.name] = f
-		}
-	}
-	return c
+// New returns a gatherer of latest, which must not return nil. age tells a snapshot's age in seconds.
+func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64, o Options) *Gatherer {
+	return &Gatherer{latest: latest, age: age, o: o}
 }
 
-// Describe implements prometheus.Collector.
-func (c *Collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		out <- d
-	}
-	out <- seriesDesc
-	out <- leftOutDesc
-	if c.o.MaxSeries > 0 {
-		out <- limitDesc
-	}
-}
-
-// emitter sends series of one scrape.
-type emitter struct {
-	c             *Collector
-	out           chan<- prometheus.Metric
-	sent, leftOut int
-}
-
-// send sends a metric that makes n series, if the bound allows.
-func (e *emitter) send(m prometheus.Metric, n int) {
-	if most := e.c.o.MaxSeries; most > 0 && e.sent+n > most {
-		e.leftOut += n
-		return
-	}
-	e.sent += n
-	e.out <- m
-}
-
-// histogram sends a family of histograms.go's kind: series per bucket, +Inf, sum and count.
-func (e *emitter) histogram(name string, h *snapshot.Histogram, labels ...string) {
-	d, ok := e.c.descs[name]
-	if !ok || h == nil {
-		return
-	}
-	m, err := newHistogram(d, h, utf8(with(labels)))
-	if err != nil {
-		m = prometheus.NewInvalidMetric(d, err)
-	}
-	e.send(m, len(h.Bounds)+3)
-}
-
-// put sends one series. Label values that are no UTF-8 are made so in place.
-func (e *emitter) put(name string, v float64, labels ...string) {
-	d, ok := e.c.descs[name]
-	if !ok {
-		return
-	}
-	e.send(prometheus.MustNewConstMetric(d, e.c.byName[name].kind(), v, utf8(labels)...), 1)
-}
-
-func utf8(labels []string) []string {
-	for i, l := range labels {
-		labels[i] = strings.ToValidUTF8(l, "\uFFFD")
-	}
-	return labels
-}
-
-// opt sends a series unless its value is absent.
-func opt[T int | uint64 | float64](e *emitter, name string, v frame.Opt[T], labels ...string) {
+// opt adds a series unless its value is absent.
+func opt[T int | uint64 | float64](e *exposition, name string, v frame.Opt[T], labels ...string) {
 	if v.OK {
 		e.put(name, float64(v.V), labels...)
 	}
@@ -270,12 +203,27 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// Collect implements prometheus.Collector. What comes last is what a bound on the series cuts off.
-func (c *Collector) Collect(out chan<- prometheus.Metric) {
-	s := c.latest()
-	e := &emitter{c: c, out: out, sent: 3} // the three that tell of the bound
+// Gather implements prometheus.TransactionalGatherer: the families are good until done is called.
+func (g *Gatherer) Gather() (list []*dto.MetricFamily, done func(), err error) {
+	e := g.idle.Swap(nil)
+	if e == nil {
+		e = newExposition(g.o)
+	}
+	e.begin()
+	g.collect(e)
+	list, err = e.finish()
+	if g.o.More != nil {
+		e.list = append(list, g.o.More()...)
+	}
+	return e.list, func() { g.idle.Store(e) }, err
+}
+
+// collect adds every series. What comes last is what a bound on the series cuts off.
+func (g *Gatherer) collect(e *exposition) {
+	s := g.latest()
+	e.sent = 3 // those that tell of the bound
 	own(e, s)
-	e.put("gpu_exporter_snapshot_age_seconds", c.age(s))
+	e.put("gpu_exporter_snapshot_age_seconds", g.age(s))
 	base := make([][]string, len(s.Devices))
 	seen := make(map[string]bool, len(s.Devices))
 	for i, d := range s.Devices {
@@ -294,34 +242,35 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		container(e, s, &s.Containers[i])
 	}
 	workloads := s.Workloads
-	if c.o.Fold {
+	if g.o.Fold {
 		workloads = fold(s)
 	}
 	for _, rest := range []bool{true, false} {
 		for i := range workloads {
 			if w := &workloads[i]; (w.PID == 0) == rest && base[w.Device] != nil {
-				workload(e, s, w, base[w.Device])
+				g.workload(e, s, w, base[w.Device])
 			}
 		}
 	}
 	for i := range s.Activity {
 		did(e, s, &s.Activity[i])
 	}
-	if d := c.descs["gpu_exporter_nvml_call_duration_seconds"]; d != nil {
-		for _, call := range s.Calls {
-			// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
-			e.send(prometheus.MustNewConstSummary(d, call.Count, call.Seconds, nil, call.Name), 2)
-		}
+	for _, call := range s.Calls {
+		// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
+		e.summary("gpu_exporter_nvml_call_duration_seconds", call.Count, call.Seconds, call.Name)
 	}
-	out <- prometheus.MustNewConstMetric(seriesDesc, prometheus.GaugeValue, float64(e.sent))
-	out <- prometheus.MustNewConstMetric(leftOutDesc, prometheus.GaugeValue, float64(e.leftOut))
-	if c.o.MaxSeries > 0 {
-		out <- prometheus.MustNewConstMetric(limitDesc, prometheus.GaugeValue, float64(c.o.MaxSeries))
+	sent, leftOut := e.sent, e.leftOut
+	e.most = 0
+	e.put("gpu_exporter_series", float64(sent))
+	e.put("gpu_exporter_series_left_out", float64(leftOut))
+	if g.o.MaxSeries > 0 {
+		e.put("gpu_exporter_series_limit", float64(g.o.MaxSeries))
 	}
+	e.most = g.o.MaxSeries
 }
 
 // own sends what the exporter says of itself.
-func own(e *emitter, s *snapshot.Snapshot) {
+func own(e *exposition, s *snapshot.Snapshot) {
 	up := func(name string) float64 { return truth(s.Sources[name].Up) }
 	e.put("gpu_exporter_nvml_up", up(input.SourceNVML))
 	e.put("gpu_exporter_docker_up", up(input.SourceDocker))
@@ -374,27 +323,35 @@ func has[K comparable, V any](m map[K]V, k K) bool {
 // 40 series per call and container.
 var driverBuckets = []int{12, 16, 19, 22, 26, 29}
 
+// driverBounds are their upper bounds in seconds.
+var driverBounds = func() (bounds []float64) {
+	for _, i := range driverBuckets {
+		bounds = append(bounds, math.Ldexp(1e-9, i+1))
+	}
+	return bounds
+}()
+
 // did sends what one container did to the driver.
-func did(e *emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
+func did(e *exposition, s *snapshot.Snapshot, a *snapshot.Activity) {
 	base := []string{containers.ShortID(a.Container.ID), a.Container.Name, a.Container.Image, s.Host.IP}
 	c := a.Counts
-	e.put("gpu_processes_started_total", float64(c.Started), with(base)...)
+	e.put("gpu_processes_started_total", float64(c.Started), base...)
 	for reason, n := range c.Exited {
-		e.put("gpu_processes_exited_total", float64(n), with(base, reason)...)
+		e.put("gpu_processes_exited_total", float64(n), e.with(base, reason)...)
 	}
 	for k, n := range c.Opens {
-		e.put("gpu_device_opens_total", float64(n), with(base, k.Node, k.Result)...)
+		e.put("gpu_device_opens_total", float64(n), e.with(base, k.Node, k.Result)...)
 	}
 	for uuid, n := range c.Failures {
-		e.put("gpu_allocation_failures_total", float64(n), with(base, uuid)...)
+		e.put("gpu_allocation_failures_total", float64(n), e.with(base, uuid)...)
 	}
 	if c.Launches > 0 {
-		e.put("gpu_kernel_launches_total", float64(c.Launches), with(base)...)
+		e.put("gpu_kernel_launches_total", float64(c.Launches), base...)
 	}
 	for name, call := range c.Calls {
-		e.put("gpu_driver_calls_total", float64(call.Count), with(base, name)...)
+		e.put("gpu_driver_calls_total", float64(call.Count), e.with(base, name)...)
 		for status, n := range call.Errors {
-			e.put("gpu_driver_call_errors_total", float64(n), with(base, name, status)...)
+			e.put("gpu_driver_call_errors_total", float64(n), e.with(base, name, status)...)
 		}
 	}
 	durations(e, base, c)
@@ -402,66 +359,46 @@ func did(e *emitter, s *snapshot.Snapshot, a *snapshot.Activity) {
 
 // timed are the calls whose durations have histograms of their own: those that allocate, free and map, and the one that does the rest. A CUDA
 // process makes some 25 kinds of calls, most of them once.
-var timed = map[string]bool{"rm_alloc": true, "rm_free": true, "rm_control": true, "rm_map_memory": true, "uvm_map_external_allocation": true}
+var timed = [...]string{"rm_alloc", "rm_free", "rm_control", "rm_map_memory", "uvm_map_external_allocation", "other"}
 
 // durations sends the histograms of the time in the driver; calls that are not timed apart are "other".
-func durations(e *emitter, base []string, c *snapshot.Counts) {
-	d := e.c.descs["gpu_driver_call_duration_seconds"]
-	if d == nil {
-		return
-	}
-	type histogram struct {
+func durations(e *exposition, base []string, c *snapshot.Counts) {
+	var sums [len(timed)]struct {
 		seconds float64
-		buckets []uint64
+		count   uint64
+		upTo    [6]uint64 // by driverBuckets
+		any     bool
 	}
-	sums := map[string]*histogram{}
 	for name, call := range c.Calls {
-		if !timed[name] {
-			name = "other"
+		i := slices.Index(timed[:], name)
+		if i < 0 {
+			i = len(timed) - 1
 		}
-		h := sums[name]
-		if h == nil {
-			h = &histogram{}
-			sums[name] = h
-		}
+		h := &sums[i]
 		h.seconds += call.Seconds
-		for i, n := range call.Buckets {
-			if i >= len(h.buckets) {
-				h.buckets = append(h.buckets, 0)
+		h.any = h.any || len(call.Buckets) > 0
+		for bucket, n := range call.Buckets {
+			h.count += n
+			for k, last := range driverBuckets {
+				if bucket <= last {
+					h.upTo[k] += n
+				}
 			}
-			h.buckets[i] += n
 		}
 	}
-	for name, h := range sums {
-		if len(h.buckets) == 0 {
-			continue
+	for i := range sums {
+		if h := &sums[i]; h.any {
+			e.buckets("gpu_driver_call_duration_seconds", driverBounds, h.upTo[:], h.count, h.seconds, e.with(base, timed[i])...)
 		}
-		buckets := make(map[float64]uint64, len(driverBuckets))
-		var sum uint64
-		next := 0
-		for i, n := range h.buckets {
-			sum += n
-			if next < len(driverBuckets) && i == driverBuckets[next] {
-				buckets[upTo(i)] = sum
-				next++
-			}
-		}
-		for ; next < len(driverBuckets); next++ {
-			buckets[upTo(driverBuckets[next])] = sum
-		}
-		e.send(prometheus.MustNewConstHistogram(d, sum, h.seconds, buckets, utf8(with(base, name))...), len(buckets)+3)
 	}
 }
 
-// upTo returns the upper bound of a duration bucket in seconds.
-func upTo(bucket int) float64 { return math.Ldexp(1e-9, bucket+1) }
-
-func device(e *emitter, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
+func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []string) {
 	l := func(extra ...string) []string {
 		if len(extra) == 0 {
 			return base
 		}
-		return with(base, extra...)
+		return e.with(base, extra...)
 	}
 	e.put("gpu_up", truth(d.State == frame.StateOK), l()...)
 	minor, mig := "", ""
@@ -578,16 +515,16 @@ func instance(n int) string {
 	return strconv.Itoa(n)
 }
 
-func workload(e *emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
+func (g *Gatherer) workload(e *exposition, s *snapshot.Snapshot, w *snapshot.Workload, base []string) {
 	pid := ""
 	if w.PID != 0 {
 		pid = strconv.Itoa(w.PID)
 	}
-	labels := with(base, containers.ShortID(w.Container.ID), w.Container.Name, w.Container.Image, pid)
+	labels := e.with(base, containers.ShortID(w.Container.ID), w.Container.Name, w.Container.Image, pid)
 	opt(e, "gpu_busy_seconds_total", w.Busy, labels...)
 	opt(e, "gpu_energy_joules_total", w.Energy, labels...)
-	opt(e, "gpu_pci_bandwidth_bytes_total", w.HtoD, with(labels, "host_to_device")...)
-	opt(e, "gpu_pci_bandwidth_bytes_total", w.DtoH, with(labels, "device_to_host")...)
+	opt(e, "gpu_pci_bandwidth_bytes_total", w.HtoD, e.with(labels, "host_to_device")...)
+	opt(e, "gpu_pci_bandwidth_bytes_total", w.DtoH, e.with(labels, "device_to_host")...)
 	if !w.Alive {
 		return
 	}
@@ -597,8 +534,8 @@ func workload(e *emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []str
 	}
 	opt(e, "gpu_memory_peak_bytes", w.Peak, labels...)
 	opt(e, "gpu_memory_allocated_bytes", w.Allocated, labels...)
-	if e.c.o.ValueLabels {
-		opt(e, "gpu_utilization_percent", w.Utilization, with(labels, values(s.Devices[w.Device].Load, w.Memory)...)...)
+	if g.o.ValueLabels {
+		opt(e, "gpu_utilization_percent", w.Utilization, e.with(labels, values(s.Devices[w.Device].Load, w.Memory)...)...)
 	} else {
 		opt(e, "gpu_utilization_percent", w.Utilization, labels...)
 	}
@@ -608,7 +545,7 @@ func workload(e *emitter, s *snapshot.Snapshot, w *snapshot.Workload, base []str
 	opt(e, "gpu_decoder_percent", w.Decoder, labels...)
 	opt(e, "gpu_process_cpu_seconds_total", w.CPU, labels...)
 	if w.Comm != "" {
-		e.put("gpu_process_info", 1, with(labels, w.Comm, w.Command)...)
+		e.put("gpu_process_info", 1, e.with(labels, w.Comm, w.Command)...)
 	}
 }
 
@@ -629,17 +566,17 @@ func text[T uint64 | float64](v frame.Opt[T]) string {
 	return strconv.FormatFloat(float64(v.V), 'f', -1, 64)
 }
 
-func container(e *emitter, s *snapshot.Snapshot, c *snapshot.Container) {
+func container(e *exposition, s *snapshot.Snapshot, c *snapshot.Container) {
 	base := []string{containers.ShortID(c.ID), c.Name, c.Image, s.Host.IP}
-	e.put("gpu_container_info", 1, with(base, c.ID, c.ImageID, c.RequestText(), c.Runtime, c.Project, c.Service, c.Pod, c.Namespace)...)
+	e.put("gpu_container_info", 1, e.with(base, c.ID, c.ImageID, c.RequestText(), c.Runtime, c.Project, c.Service, c.Pod, c.Namespace)...)
 	sent := map[string]bool{}
 	for _, a := range c.Assigned {
 		if k := a.UUID + string(a.Source); !sent[k] {
 			sent[k] = true
-			e.put("gpu_container_assigned", 1, with(base, a.UUID, string(a.Source))...)
+			e.put("gpu_container_assigned", 1, e.with(base, a.UUID, string(a.Source))...)
 		}
 	}
 	for uuid, n := range c.Processes {
-		e.put("gpu_container_processes", float64(n), with(base, uuid)...)
+		e.put("gpu_container_processes", float64(n), e.with(base, uuid)...)
 	}
 }

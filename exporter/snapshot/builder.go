@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -266,13 +267,15 @@ var throttleReasons = []struct {
 }{{0x1, "gpu_idle"}, {0x2, "applications_clocks"}, {0x4, "sw_power_cap"}, {0x8, "hw_slowdown"}, {0x10, "sync_boost"}, {0x20, "sw_thermal_slowdown"},
 	{0x40, "hw_thermal_slowdown"}, {0x80, "hw_power_brake"}, {0x100, "display_clocks"}}
 
-// ThrottleReasons returns each reason with whether the mask has it.
-func ThrottleReasons(mask uint64) map[string]bool {
-	m := make(map[string]bool, len(throttleReasons))
-	for _, r := range throttleReasons {
-		m[r.name] = mask&r.bit != 0
+// ThrottleReasons goes through the reasons, each with whether the mask has it.
+func ThrottleReasons(mask uint64) iter.Seq2[string, bool] {
+	return func(yield func(string, bool) bool) {
+		for _, r := range throttleReasons {
+			if !yield(r.name, mask&r.bit != 0) {
+				return
+			}
+		}
 	}
-	return m
 }
 
 // throttle adds the time since the previous reading to the reasons that held then.
