@@ -25,6 +25,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"gpu-exporter/nvml/libdir"
 )
 
 // Config says where the library is and who watches its calls. The zero Config searches the usual places.
@@ -49,27 +51,6 @@ type Library struct {
 
 // soname is what the loader's own search is asked for.
 const soname = "libnvidia-ml.so.1"
-
-// directories are searched after the loader's own search path, in this order.
-func directories() []string {
-	triple := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	return []string{
-		"/usr/lib/" + triple,                     // Debian, Ubuntu
-		"/usr/lib/" + triple + "/nvidia/current", // Debian's alternatives
-		"/usr/lib64",                             // RHEL, SUSE
-		"/usr/lib64/nvidia",                      // RHEL with third-party packages
-		"/usr/lib",                               // Arch
-		"/usr/lib/nvidia",                        //
-		"/run/opengl-driver/lib",                 // NixOS
-		"/usr/lib/wsl/lib",                       // WSL
-		"/run/nvidia/driver/usr/lib/" + triple,   // driver container
-		"/run/nvidia/driver/usr/lib64",           // driver container
-		"/usr/local/nvidia/lib64",                // GKE, containers
-		"/usr/local/nvidia/lib",                  //
-		"/usr/local/nvidia/lib/" + triple,        //
-		"/home/kubernetes/bin/nvidia/lib64",      // GKE's Container-Optimized OS
-	}
-}
 
 // Tried is one path at which the library was looked for, and why it could not be used.
 type Tried struct {
@@ -124,7 +105,7 @@ func Open(c Config) (*Library, error) {
 	candidates := []string{c.Path}
 	if c.Path == "" {
 		candidates = append(candidates[:0], soname)
-		for _, d := range directories() {
+		for _, d := range libdir.Directories() {
 			candidates = append(candidates, filepath.Join(d, soname))
 		}
 	}

@@ -188,9 +188,12 @@ func newRemote(address, file string) (*remote, error) {
 // maxAnswer bounds what is read of an exporter's answer.
 const maxAnswer = 64 << 20
 
+// address is where the exporter is, without a password.
+func (r *remote) address() string { return strings.TrimSuffix(r.base.Redacted(), "/") }
+
 // get reads a path of the exporter, relative to its address, into a view.
 func (r *remote) get(ctx context.Context, path string, into any) error {
-	at := strings.TrimSuffix(r.base.Redacted(), "/")
+	at := r.address()
 	address, err := r.base.Parse(path)
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", at, err)

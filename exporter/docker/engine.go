@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,6 +121,16 @@ func dial(ctx context.Context, host string, timeout time.Duration) (*api, error)
 }
 
 func (a *api) close() { a.transport.CloseIdleConnections() }
+
+func (a *api) info(ctx context.Context) (i Info, err error) {
+	info, err := a.client.Info(ctx)
+	if err != nil {
+		return i, fmt.Errorf("asking about the engine: %w", err)
+	}
+	i = Info{Version: info.ServerVersion, API: a.client.ClientVersion(), CgroupDriver: info.CgroupDriver, CgroupVersion: info.CgroupVersion,
+		Runtimes: slices.Sorted(maps.Keys(info.Runtimes)), CDI: info.CDISpecDirs}
+	return i, nil
+}
 
 func (a *api) ping(ctx context.Context) error {
 	if _, err := a.client.Ping(ctx); err != nil {
@@ -243,7 +255,7 @@ func (r readOnly) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// allowed tells whether a request is one of: ping, version, the list, an inspect, the events.
+// allowed tells whether a request is one of: ping, version, info, the list, an inspect, the events.
 func allowed(method string, u *url.URL) bool {
 	if method != http.MethodGet && method != http.MethodHead {
 		return false
@@ -254,7 +266,7 @@ func allowed(method string, u *url.URL) bool {
 	}
 	switch len(parts) {
 	case 1:
-		return parts[0] == "_ping" || parts[0] == "version" || parts[0] == "events"
+		return parts[0] == "_ping" || parts[0] == "version" || parts[0] == "info" || parts[0] == "events"
 	case 2:
 		return parts[0] == "containers" && parts[1] == "json"
 	case 3:

@@ -375,7 +375,7 @@ func TestAllowed(t *testing.T) {
 		{"GET", "/v1.41/containers/json", true}, {"GET", "/containers/" + id("a") + "/json", true},
 		{"POST", "/v1.41/containers/json", false}, {"DELETE", "/v1.41/containers/" + id("a"), false},
 		{"GET", "/v1.41/containers/" + id("a") + "/logs", false}, {"GET", "/v1.41/containers/" + id("a") + "/archive", false},
-		{"GET", "/v1.41/info", false}, {"POST", "/v1.41/containers/create", false}, {"GET", "/v1.41/secrets", false},
+		{"GET", "/v1.41/info", true}, {"POST", "/v1.41/info", false}, {"POST", "/v1.41/containers/create", false}, {"GET", "/v1.41/secrets", false},
 		{"PUT", "/_ping", false}, {"GET", "/", false}, {"GET", "/v1.41", false},
 	} {
 		if got := allowed(tt.method, &url.URL{Path: tt.path}); got != tt.want {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,6 +24,22 @@ func TestEngine(t *testing.T) {
 	s := watch(t, Config{Host: d.Host})
 	s.wait(t, 5*time.Second, "connected", up)
 
+	t.Run("look", func(t *testing.T) {
+		i := Look(t.Context(), Config{Host: d.Host})
+		if want := d.Docker(t, "info", "-f", "{{.ServerVersion}} {{.CgroupDriver}} {{.CgroupVersion}}"); want != i.Version+" "+i.CgroupDriver+" "+i.CgroupVersion || i.API == "" || i.Reason != "" {
+			t.Errorf("%+v, Docker says %s", i, want)
+		}
+		if !slices.Contains(i.Runtimes, "nvidia") || !slices.Contains(i.Runtimes, "runc") {
+			t.Errorf("runtimes %q", i.Runtimes)
+		}
+		none := filepath.Join(t.TempDir(), "none")
+		if i := Look(t.Context(), Config{Host: none}); !i.Absent || i.Reason != "no Docker here: "+none+" does not exist" {
+			t.Errorf("%+v", i)
+		}
+		if i := Look(t.Context(), Config{Host: "unix://" + t.TempDir()}); i.Absent || !strings.Contains(i.Reason, "is not a socket") {
+			t.Errorf("%+v", i)
+		}
+	})
 	t.Run("start and die", func(t *testing.T) {
 		id := d.Run(t, "--name", "one", "--label", "com.docker.compose.project=shop", "--label", "com.docker.compose.service=web",
 			"--label", "io.kubernetes.pod.name=pod-1", "--label", "io.kubernetes.pod.namespace=prod", "-e", "SECRET=hunter2", "busybox")

@@ -36,6 +36,17 @@ type Counts struct {
 // OpenKind is a kind of open of a device node.
 type OpenKind struct{ Node, Result string }
 
+// RefusedOpens is how many opens were not permitted: those of a container that has lost its device rules.
+func (c *Counts) RefusedOpens() uint64 {
+	n := uint64(0)
+	for kind, count := range c.Opens {
+		if kind.Result == "eperm" || kind.Result == "eacces" {
+			n += count
+		}
+	}
+	return n
+}
+
 func (b *Builder) tracerReport(now time.Time, r *activity.Report) {
 	t := &b.tracer
 	t.report, t.at = r, now

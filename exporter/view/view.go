@@ -3,6 +3,7 @@
 package view
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -23,6 +24,7 @@ type Snapshot struct {
 	Host       Host        `json:"host"`
 	Driver     Driver      `json:"driver"`
 	Sources    []Source    `json:"sources"`
+	Tracer     *Tracer     `json:"tracer,omitempty"` // absent: it has not spoken
 	Devices    []Device    `json:"devices"`
 	Workloads  []Workload  `json:"workloads"`
 	Containers []Container `json:"containers"`
@@ -47,6 +49,13 @@ type Source struct {
 	Name   string `json:"name"`
 	Up     bool   `json:"up"`
 	Reason string `json:"reason,omitempty"` // why it is down
+}
+
+// Tracer is the state of the kernel tracer.
+type Tracer struct {
+	Mode   string `json:"mode"`             // fentry, tracepoint or off
+	Up     bool   `json:"up"`               // it runs and its report is of now
+	Reason string `json:"reason,omitempty"` // why it is off, or does less than it could
 }
 
 // Device is one GPU.
@@ -123,6 +132,8 @@ type Container struct {
 	Request   string         `json:"gpu_request,omitempty"` // what it asked for
 	Assigned  []Assignment   `json:"assigned,omitempty"`    // what it may use
 	Processes map[string]int `json:"processes,omitempty"`   // processes by UUID of the GPU
+	// RefusedOpens counts its opens of the driver's device nodes that were not permitted, since the exporter started.
+	RefusedOpens uint64 `json:"refused_opens_total,omitempty"`
 
 	// Sums over its processes. Two GPUs fully used are 200 percent.
 	Utilization Number `json:"utilization_percent,omitzero"`
@@ -145,6 +156,9 @@ func New(s *snapshot.Snapshot) *Snapshot {
 		src := s.Sources[name]
 		v.Sources = append(v.Sources, Source{Name: name, Up: src.Up, Reason: src.Reason})
 	}
+	if r := s.Tracer; r != nil {
+		v.Tracer = &Tracer{Mode: r.Mode, Up: s.TracerUp, Reason: cmp.Or(r.Reason, r.LedgerReason)}
+	}
 	for i := range s.Devices {
 		v.Devices = append(v.Devices, device(&s.Devices[i]))
 	}
@@ -155,6 +169,11 @@ func New(s *snapshot.Snapshot) *Snapshot {
 	}
 	for i := range s.Containers {
 		v.Containers = append(v.Containers, container(&s.Containers[i], v.Workloads))
+		for _, a := range s.Activity {
+			if a.Container.ID == s.Containers[i].ID {
+				v.Containers[i].RefusedOpens = a.Counts.RefusedOpens()
+			}
+		}
 	}
 	return v
 }

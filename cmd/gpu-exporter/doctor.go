@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kingpin/v2"
+
+	"gpu-exporter/exporter"
+	"gpu-exporter/exporter/docker"
+	"gpu-exporter/exporter/doctor"
+	"gpu-exporter/exporter/input"
+)
+
+func doctorCommand(app *kingpin.Application) command {
+	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. Exit code 0: nothing; 1: warnings; 2: something is broken.")
+	from := addSourceFlags(c)
+	asJSON := c.Flag("json", "The findings as JSON.").Bool()
+	return command{"doctor", func(cfg exporter.Config) error {
+		if cfg.Replay != nil {
+			return usageError{errors.New("doctor looks at this host, not at a recording")}
+		}
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		host := &doctor.Host{Proc: cfg.ProcRoot, Sys: "/sys", DriverRoot: "/", Engine: docker.Look(ctx, cfg.Docker)}
+		if cfg.Worker.DriverRoot != "" {
+			host.DriverRoot = cfg.Worker.DriverRoot
+		}
+		var usage usageError
+		if err := ask(ctx, host, from, cfg); errors.As(err, &usage) {
+			return err
+		} else if err != nil {
+			host.Reason = err.Error()
+		}
+		host.Now = time.Now()
+		report := doctor.Examine(host)
+		out := bufio.NewWriter(os.Stdout)
+		if *asJSON {
+			if err := printJSON(out, report); err != nil {
+				return err
+			}
+		} else {
+			for _, f := range report.Findings {
+				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, f.Evidence)
+				if f.Advice != "" {
+					fmt.Fprintf(out, "%22s do: %s\n", "", f.Advice)
+				}
+			}
+		}
+		if err := out.Flush(); err != nil {
+			return err
+		}
+		if code := report.State.ExitCode(); code != 0 {
+			return exitCode(code)
+		}
+		return nil
+	}}
+}
+
+// ask gives the host what the running exporter sees, or one of this process.
+func ask(ctx context.Context, host *doctor.Host, from *sourceFlags, cfg exporter.Config) error {
+	src, err := from.open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	if src.local == nil {
+		host.From = "it answers at " + src.remote.address()
+	} else {
+		host.From = "none runs here: this host was sampled"
+		for start := time.Now(); time.Since(start) < settleTime && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+			s := src.local.Latest()
+			nvml, ok := s.Sources[input.SourceNVML]
+			if _, docker := s.Sources[input.SourceDocker]; ok && docker && s.Tracer != nil && nvml.Reason != "starting" && time.Since(start) > quietTime {
+				break
+			}
+		}
+	}
+	host.Snapshot, err = src.snapshot(ctx)
+	if err != nil {
+		host.Snapshot = nil
+	}
+	return err
+}
