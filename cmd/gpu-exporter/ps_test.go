@@ -54,18 +54,22 @@ func (r result) oneLine(t *testing.T, code int, text string) {
 // TestPsReplay: a recording is shown at its busiest moment, the same each time.
 func TestPsReplay(t *testing.T) {
 	const want = `GPU  NAME         UTIL  MAX            MEMORY  MEM%       POWER  TEMP  LIMITED BY  UUID
-  0  NVIDIA H200   98%  99%  6.14GiB / 140GiB  4.4%  524 / 700W   53C  -           GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef
+  0  NVIDIA H200   98%  99%  6.14GiB / 140GiB  4.4%  521 / 700W   53C  -           GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef
 
 GPU  CONTAINER       CONTAINER ID  IMAGE  PID  UTIL  MAX   MEMORY  MEM%  AGE  COMMAND
-  0  busy            1387765308ae  empty  633   89%  99%   900MiB  0.6%  63s  /opt/torch/.venv/bin/python3 /w/busy.py
-  0  (host)          -             -      761    9%  20%   756MiB  0.5%    -  python3 /tmp/host.py
-  0  hold            52d05af6c921  empty  718    0%   0%  4.51GiB  3.2%  63s  /opt/torch/.venv/bin/python3 /w/hold.py
+  0  busy            1387765308ae  empty  633   89%  99%   900MiB  0.6%  57s  /opt/torch/.venv/bin/python3 /w/busy.py
+  0  (host)          -             -      761    4%  20%   756MiB  0.5%    -  python3 /tmp/host.py
+  0  hold            52d05af6c921  empty  718    0%   0%  4.51GiB  3.2%  57s  /opt/torch/.venv/bin/python3 /w/hold.py
   0  (unattributed)  -             -        -     -    -  20.0MiB  0.0%    -  -
 `
 	if r := ran(t, "ps", "--replay=demo"); r.code != 0 || r.stdout != want || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
 	if r := ran(t, "--replay=demo", "ps", "--sort=mem", "--filter=HOLD"); r.code != 0 || strings.Count(r.stdout, "\n") != 5 || !strings.Contains(r.stdout, "52d05af6c921") {
+		t.Errorf("%+v", r)
+	}
+	traced := regexp.MustCompile(`(?m)^ +0 +feed +3f9b86d640ec +empty +2154 +0% +0% +1\.11GiB +1\.11GiB +610MiB +[0-9.]+GiB +[0-9]+B +0\.8% .*/w/job\.py$`)
+	if r := ran(t, "ps", "--replay=../../exporter/recording/testdata/h200-traced.ndjson.gz"); r.code != 0 || !traced.MatchString(r.stdout) || !strings.Contains(r.stdout, "FROM GPU") {
 		t.Errorf("%+v", r)
 	}
 	if r := ran(t, "ps", "--replay=demo", "--filter=no-such"); r.code != 1 || r.stderr != "" {

@@ -129,10 +129,10 @@ func settled(s *snapshot.Snapshot, after time.Duration) bool {
 	return quiet && after > quietTime && len(s.Devices) > 0
 }
 
-// busiest returns the last of a recording's moments, one per second, with the most processes.
+// busiest returns one of a recording's moments with the most processes: five seconds before the last, for at the last one of them is ending.
 func busiest(cfg exporter.Config) *view.Snapshot {
 	b := snapshot.NewBuilder(cfg.Snapshot)
-	best, most := b.Snapshot(time.Unix(0, cfg.Replay[0].Time)), 0
+	best, most := []*snapshot.Snapshot{b.Snapshot(time.Unix(0, cfg.Replay[0].Time))}, 0
 	var next time.Time
 	for _, in := range cfg.Replay {
 		b.Apply(in)
@@ -147,11 +147,15 @@ func busiest(cfg exporter.Config) *view.Snapshot {
 				n++
 			}
 		}
-		if n >= most {
-			best, most = s, n
+		if n > most {
+			best, most = nil, n
+		}
+		if n == most {
+			best = append(best, s)
+			best = best[max(len(best)-6, 0):]
 		}
 	}
-	return view.New(best)
+	return view.New(best[0])
 }
 
 // remote is a running exporter.

@@ -16,6 +16,7 @@ type Row struct {
 	view.Workload            // GPU is -1 on a container's row: it may have several
 	Total         view.Bytes // memory of its GPUs
 	Started       time.Time  // of its container; zero: not known
+	Launches      view.Bytes // of kernels, by its container
 	Depth         int        // in a tree: 0 for a container, 1 for its processes
 }
 
@@ -80,9 +81,9 @@ func truth(b bool) int {
 
 // Rows returns the workloads of a view that have the text in one of their names, in the order of a key. Ties are in the order of GPU and PID.
 func Rows(s *view.Snapshot, key, filter string) []Row {
-	started := map[string]time.Time{}
+	of := map[string]*view.Container{}
 	for i := range s.Containers {
-		started[s.Containers[i].ID] = s.Containers[i].Started
+		of[s.Containers[i].ID] = &s.Containers[i]
 	}
 	total := map[string]view.Bytes{}
 	for i := range s.Devices {
@@ -91,7 +92,11 @@ func Rows(s *view.Snapshot, key, filter string) []Row {
 	var rows []Row
 	for _, w := range s.Workloads {
 		if Match(&w, filter) {
-			rows = append(rows, Row{Workload: w, Total: total[w.GPUUUID], Started: started[w.ContainerID]})
+			r := Row{Workload: w, Total: total[w.GPUUUID]}
+			if c := of[w.ContainerID]; c != nil {
+				r.Started, r.Launches = c.Started, c.Launches
+			}
+			rows = append(rows, r)
 		}
 	}
 	sortRows(rows, key)
@@ -126,7 +131,7 @@ func Tree(rows []Row, key string) []Row {
 	for _, r := range rows {
 		k := group(&r)
 		if members[k] == nil {
-			head := Row{Workload: view.Workload{GPU: -1, ContainerID: r.ContainerID, ContainerName: r.ContainerName, Image: r.Image}, Started: r.Started}
+			head := Row{Workload: view.Workload{GPU: -1, ContainerID: r.ContainerID, ContainerName: r.ContainerName, Image: r.Image}, Started: r.Started, Launches: r.Launches}
 			if r.PID == 0 {
 				head = r // what no process accounts for is its own head
 			}
@@ -136,10 +141,11 @@ func Tree(rows []Row, key string) []Row {
 	}
 	for i := range heads {
 		h := &heads[i]
-		h.Memory, h.Total = view.Bytes{}, view.Bytes{}
+		h.Memory, h.Total, h.Allocated, h.PCIeRX, h.PCIeTX = view.Bytes{}, view.Bytes{}, view.Bytes{}, view.Bytes{}, view.Bytes{}
 		seen := map[string]bool{}
 		for _, r := range members[group(h)] {
 			h.Utilization, h.Memory = frame.Sum(h.Utilization, r.Utilization), frame.Sum(h.Memory, r.Memory)
+			h.Allocated, h.PCIeRX, h.PCIeTX = frame.Sum(h.Allocated, r.Allocated), frame.Sum(h.PCIeRX, r.PCIeRX), frame.Sum(h.PCIeTX, r.PCIeTX)
 			if !seen[r.GPUUUID] {
 				seen[r.GPUUUID] = true
 				h.Total = frame.Sum(h.Total, r.Total)

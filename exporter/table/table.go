@@ -178,9 +178,11 @@ func (f Spark) of(id string) string {
 
 // Processes is the table of rows; now tells the age of their containers. The history is drawn on a container's row of a tree; spark may be nil.
 func Processes(rows []Row, now time.Time, spark Spark) *Table {
-	t := &Table{Columns: []Column{{Title: "GPU", Right: true}, {Title: "CONTAINER", Max: 40}, {Title: "CONTAINER ID", Max: 12, Drop: 6}, {Title: "IMAGE", Max: 50, Drop: 5},
+	t := &Table{Columns: []Column{{Title: "GPU", Right: true}, {Title: "CONTAINER", Max: 40}, {Title: "CONTAINER ID", Max: 12, Drop: 9}, {Title: "IMAGE", Max: 50, Drop: 8},
 		{Title: "PID", Right: true}, {Title: "UTIL", Right: true}, {Title: "MAX", Right: true, Drop: 2}, {Title: "10 MIN", Right: true, Optional: true, Drop: 1},
-		{Title: "MEMORY", Right: true}, {Title: "MEM%", Right: true, Drop: 4}, {Title: "AGE", Right: true, Drop: 3}, {Title: "COMMAND", Max: 60, Drop: 1}}}
+		{Title: "MEMORY", Right: true}, {Title: "PEAK", Right: true, Optional: true, Drop: 5}, {Title: "ALLOC", Right: true, Optional: true, Drop: 6},
+		{Title: "TO GPU", Right: true, Optional: true, Drop: 7}, {Title: "FROM GPU", Right: true, Optional: true, Drop: 7}, {Title: "LAUNCHES", Right: true, Optional: true, Drop: 7},
+		{Title: "MEM%", Right: true, Drop: 4}, {Title: "AGE", Right: true, Drop: 3}, {Title: "COMMAND", Max: 60, Drop: 1}}}
 	for _, r := range rows {
 		t.Rows = append(t.Rows, r.cells(now, spark))
 	}
@@ -195,16 +197,23 @@ func (r *Row) cells(now time.Time, spark Spark) []string {
 	if r.PID > 0 {
 		pid = fmt.Sprint(r.PID)
 	}
-	line := ""
+	var line, launches string // of a container as a whole
 	if r.GPU < 0 {
 		line = spark.of(r.ContainerID)
+		if r.Launches.OK {
+			launches = fmt.Sprint(r.Launches.V)
+		}
+	}
+	var in, out string // what no process copied is no copy of anybody
+	if r.PID > 0 || r.GPU < 0 {
+		in, out = Size(r.PCIeRX), Size(r.PCIeTX)
 	}
 	command := r.Command
 	if command == "" {
 		command = r.ProcessName
 	}
 	return []string{gpu, name, containers.ShortID(r.ContainerID), r.Image, pid, percent(r.Utilization), percent(r.MaxUtilization), line, Size(r.Memory),
-		part(r.Memory, r.Total), age(r.Started, now), command}
+		Size(r.Peak), Size(r.Allocated), in, out, launches, part(r.Memory, r.Total), age(r.Started, now), command}
 }
 
 // Size writes bytes as Docker does, such as 4.51GiB; empty when absent.

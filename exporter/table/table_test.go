@@ -170,6 +170,30 @@ func TestTree(t *testing.T) {
 	}
 }
 
+// TestTraced: what only the tracer knows has columns of its own; a container has the sums of its processes, and what is counted of it as a whole.
+func TestTraced(t *testing.T) {
+	s := sample()
+	for i := range s.Workloads {
+		if w := &s.Workloads[i]; w.ContainerName == "train" {
+			w.Peak, w.Allocated, w.PCIeRX, w.PCIeTX = frame.Some[uint64](5*gib), frame.Some[uint64](2*gib), frame.Some[uint64](gib), frame.Some[uint64](0)
+		}
+	}
+	for i := range s.Containers {
+		if s.Containers[i].ID[0] == 't' {
+			s.Containers[i].Launches = frame.Some[uint64](77)
+		}
+	}
+	lines := Processes(Tree(Rows(s, "gpu", "train"), "gpu"), time.Unix(0, 0), nil).Lines(0)
+	for i, want := range []string{"PEAK ALLOC TO GPU FROM GPU LAUNCHES", "- 4.00GiB 2.00GiB 0B 77", "5.00GiB 2.00GiB 1.00GiB 0B -", "5.00GiB 2.00GiB 1.00GiB 0B -"} {
+		if !strings.Contains(strings.Join(strings.Fields(lines[i]), " "), want) {
+			t.Errorf("no %q in\n%s", want, lines[i])
+		}
+	}
+	if got := Processes(Tree(Rows(sample(), "gpu", ""), "gpu"), time.Unix(0, 0), nil).Lines(0)[0]; strings.Contains(got, "PEAK") || strings.Contains(got, "LAUNCHES") {
+		t.Errorf("without the tracer: %s", got)
+	}
+}
+
 // TestSize: three digits and a unit.
 func TestSize(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0B", 1023: "1023B", 1024: "1.00KiB", 10 << 20: "10.0MiB", 900 << 20: "900MiB", 1023 << 30: "1023GiB", 1 << 63: "8.00EiB"} {

@@ -108,6 +108,11 @@ type Workload struct {
 	Command       string `json:"command,omitempty"`
 
 	Memory          Bytes  `json:"memory_used_bytes,omitzero"`
+	Peak            Bytes  `json:"memory_peak_bytes,omitzero"`               // highest of the window; known by the kernel tracer only, as are the next three
+	Allocated       Bytes  `json:"memory_allocated_bytes,omitzero"`          // held through CUDA allocation calls
+	PCIeRX          Bytes  `json:"pcie_host_to_device_bytes_total,omitzero"` // copied
+	PCIeTX          Bytes  `json:"pcie_device_to_host_bytes_total,omitzero"`
+	Energy          Number `json:"energy_joules_total,omitzero"`     // its part of the GPU's
 	Utilization     Number `json:"utilization_percent,omitzero"`     // SM time
 	MaxUtilization  Number `json:"utilization_max_percent,omitzero"` // highest sample of the window
 	MemoryBandwidth Number `json:"memory_bandwidth_percent,omitzero"`
@@ -138,6 +143,7 @@ type Container struct {
 	// Sums over its processes. Two GPUs fully used are 200 percent.
 	Utilization Number `json:"utilization_percent,omitzero"`
 	Memory      Bytes  `json:"memory_used_bytes,omitzero"`
+	Launches    Bytes  `json:"kernel_launches_total,omitzero"` // since the exporter started; absent: not counted
 }
 
 // Assignment is a GPU that a container may use.
@@ -168,12 +174,16 @@ func New(s *snapshot.Snapshot) *Snapshot {
 		}
 	}
 	for i := range s.Containers {
-		v.Containers = append(v.Containers, container(&s.Containers[i], v.Workloads))
-		for _, a := range s.Activity {
-			if a.Container.ID == s.Containers[i].ID {
-				v.Containers[i].RefusedOpens = a.Counts.RefusedOpens()
+		c := container(&s.Containers[i], v.Workloads)
+		for k := range s.Activity {
+			if a := &s.Activity[k]; a.Container.ID == c.ID {
+				c.RefusedOpens = a.Counts.RefusedOpens()
+				if a.Counts.Launches > 0 {
+					c.Launches = frame.Some(a.Counts.Launches)
+				}
 			}
 		}
+		v.Containers = append(v.Containers, c)
 	}
 	return v
 }
@@ -208,7 +218,8 @@ func number[T uint64 | float64](o frame.Opt[T]) Number { return Number{V: float6
 
 func workload(w *snapshot.Workload, d *snapshot.Device) Workload {
 	return Workload{GPU: d.Index, GPUUUID: d.UUID, PID: w.PID, ContainerID: w.Container.ID, ContainerName: w.Container.Name, Image: w.Container.Image,
-		ProcessName: w.Comm, Command: w.Command, Memory: w.Memory, Utilization: w.Utilization, MaxUtilization: w.MaxUtilization,
+		ProcessName: w.Comm, Command: w.Command, Memory: w.Memory, Peak: w.Peak, Allocated: w.Allocated,
+		PCIeRX: w.HtoD, PCIeTX: w.DtoH, Energy: w.Energy, Utilization: w.Utilization, MaxUtilization: w.MaxUtilization,
 		MemoryBandwidth: w.MemoryBW, Encoder: w.Encoder, Decoder: w.Decoder, Busy: w.Busy, CPU: w.CPU}
 }
 

@@ -21,7 +21,7 @@ func sample() *snapshot.Snapshot {
 			{Index: 0, UUID: "GPU-0", State: frame.StateOK, Info: frame.Info{Name: "H"}, Load: &frame.Load{MemoryUsed: frame.Some[uint64](30), Utilization: frame.Some(0.0), Throttle: frame.Some[uint64](5)}},
 			{Index: 3, UUID: "GPU-3", State: frame.StateLost, Reason: "gone", Energy: frame.Some(7.0)}},
 		Workloads: []snapshot.Workload{
-			{Device: 0, PID: 10, Alive: true, Container: owner, Memory: frame.Some[uint64](10), Utilization: frame.Some(60.0)},
+			{Device: 0, PID: 10, Alive: true, Container: owner, Memory: frame.Some[uint64](10), Peak: frame.Some[uint64](12), Allocated: frame.Some[uint64](9), HtoD: frame.Some[uint64](5), DtoH: frame.Some[uint64](0), Energy: frame.Some(2.5), Utilization: frame.Some(60.0)},
 			{Device: 0, PID: 11, Alive: true, Container: owner, Memory: frame.Some[uint64](20)},
 			{Device: 0, PID: 12, Container: owner, Busy: frame.Some(1.0)}, // gone
 			{Device: 0, Alive: true, Memory: frame.Some[uint64](0)}},
@@ -38,7 +38,7 @@ func TestJSON(t *testing.T) {
 		`"sources":[{"name":"docker","up":false,"reason":"no socket"},{"name":"nvml","up":true}],` +
 		`"devices":[{"index":0,"uuid":"GPU-0","name":"H","state":"ok","utilization_percent":0,"memory_used_bytes":30,"throttle_reasons":["gpu_idle","sw_power_cap"]},` +
 		`{"index":3,"uuid":"GPU-3","state":"lost","reason":"gone","energy_joules_total":7}],` +
-		`"workloads":[{"gpu":0,"gpu_uuid":"GPU-0","pid":10,"container_id":"ID","container_name":"train","image":"img","memory_used_bytes":10,"utilization_percent":60},` +
+		`"workloads":[{"gpu":0,"gpu_uuid":"GPU-0","pid":10,"container_id":"ID","container_name":"train","image":"img","memory_used_bytes":10,"memory_peak_bytes":12,"memory_allocated_bytes":9,"pcie_host_to_device_bytes_total":5,"pcie_device_to_host_bytes_total":0,"energy_joules_total":2.5,"utilization_percent":60},` +
 		`{"gpu":0,"gpu_uuid":"GPU-0","pid":11,"container_id":"ID","container_name":"train","image":"img","memory_used_bytes":20},` +
 		`{"gpu":0,"gpu_uuid":"GPU-0","memory_used_bytes":0}],` +
 		`"containers":[{"id":"ID","name":"train","image":"img","started":"1970-01-01T00:01:40Z","assigned":[{"gpu_uuid":"GPU-0","source":"env"}],` +

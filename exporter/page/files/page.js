@@ -67,7 +67,7 @@ function gpu(d) {
 function processes(list) {
   const cell = (tag, text, left) => el(tag, {textContent: text, className: left ? 'text' : ''});
   const rows = list.slice(0, most).map(w => el('tr', {}, cell('td', w.pid ? w.command || w.process_name || '-' : 'no process accounts for it', true),
-    cell('td', w.pid || '-'), cell('td', w.gpu), cell('td', figure(w.utilization_percent, ' %')), cell('td', size(w.memory_used_bytes))));
+    cell('td', w.pid || '-'), cell('td', w.gpu), cell('td', figure(w.utilization_percent, ' %')), cell('td', size(w.memory_used_bytes) + (w.memory_peak_bytes > w.memory_used_bytes ? ', peak ' + size(w.memory_peak_bytes) : ''))));
   return el('table', {}, el('tr', {}, cell('th', 'Process', true), cell('th', 'PID'), cell('th', 'GPU'), cell('th', 'Util'), cell('th', 'Memory')), ...rows);
 }
 
