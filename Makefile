@@ -50,7 +50,7 @@ generate:
 	go generate ./...
 
 # Generated files are those of the sources: compared by their sums, so that work not yet committed and a tree without git can be tested too.
-GENERATED = { find tracer scripts exporter/assets/dashboards -name '*_bpfel.*' -o -name '*.json'; echo README.md; }
+GENERATED = { find tracer scripts exporter/assets/dashboards docs -name '*_bpfel.*' -o -name '*.json' -o -name '*.md'; echo README.md; }
 check-generate:
 	@before=$$($(GENERATED) | sort | xargs sha256sum); $(MAKE) -s generate; \
 	diff <(echo "$$before") <($(GENERATED) | sort | xargs sha256sum) || { echo "make generate changes these: commit what it writes" >&2; exit 1; }

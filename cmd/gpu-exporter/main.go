@@ -42,7 +42,7 @@ import (
 
 func main() {
 	frugal()
-	err := run(os.Args[1:])
+	err := run(os.Args[1:], (*kingpin.Application).Parse)
 	var exit exitCode
 	if errors.As(err, &exit) {
 		os.Exit(int(exit))
@@ -79,7 +79,8 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-func run(args []string) error {
+// run does what the arguments say once parse, which is kingpin's but in a test, has taken them apart.
+func run(args []string, parse func(app *kingpin.Application, args []string) (chosen string, err error)) error {
 	app := kingpin.New("gpu-exporter", "docker stats for GPUs: which container is on which GPU, how hard, and what it holds.")
 	app.HelpFlag.Short('h')
 	app.Version(versioninfo.Print("gpu-exporter"))
@@ -115,7 +116,7 @@ func run(args []string) error {
 	)
 	toolkit := kingpinflag.AddFlags(serving, ":9400")
 	promslogflag.AddFlags(app, logConfig)
-	chosen, err := app.Parse(args)
+	chosen, err := parse(app, args)
 	if err != nil {
 		return usageError{err}
 	}

@@ -45,8 +45,8 @@ var (
 
 // family is one metric family, a gauge unless it says otherwise.
 type family struct {
-	name, help string
-	labels     []string
+	name, help, source string
+	labels             []string
 
 	counter, summary, histogram bool
 }
@@ -67,113 +67,145 @@ func with(base []string, extra ...string) []string {
 	return append(append([]string{}, base...), extra...)
 }
 
+// Where families come from.
+const (
+	fromNVML   = "NVML"
+	fromGPM    = "NVML (GPM)"
+	fromDocker = "Docker"
+	fromProc   = "/proc"
+	fromTracer = "tracer"
+	fromProbes = "libcuda probes"
+	fromItself = "exporter"
+
+	tracerNVML = "tracer, else NVML" // by process
+	nvmlTracer = "NVML and tracer"
+	probesNVML = "libcuda probes, the rest NVML"
+)
+
 var families = []family{
-	{name: "gpu_utilization_percent", help: "SM time of the process, mean of the driver's samples in the last reading.", labels: workloadLabels},
-	{name: "gpu_utilization_max_percent", help: "Highest SM sample of the process in the trailing window.", labels: workloadLabels},
-	{name: "gpu_memory_bandwidth_percent", help: "Memory time of the process.", labels: workloadLabels},
-	{name: "gpu_encoder_percent", help: "Video encoder time of the process.", labels: workloadLabels},
-	{name: "gpu_decoder_percent", help: "Video decoder time of the process.", labels: workloadLabels},
-	{name: "gpu_busy_seconds_total", help: "SM time of the process, integrated.", labels: workloadLabels, counter: true},
-	{name: "gpu_memory_used_bytes", help: "Memory held by the process; the series without labels of container and process is what no process accounts for.", labels: workloadLabels},
-	{name: "gpu_memory_peak_bytes", help: "Highest memory held in the trailing window, from kernel events.", labels: workloadLabels},
-	{name: "gpu_memory_allocated_bytes", help: "Memory held through CUDA allocation calls.", labels: workloadLabels},
-	{name: "gpu_energy_joules_total", help: "The device's energy, shared out by SM time; the series without labels of container and process has the rest.", labels: workloadLabels, counter: true},
-	{name: "gpu_pci_bandwidth_bytes_total", help: "Bytes copied by the process; the series without labels of container and process has the rest of the device's traffic.", labels: with(workloadLabels, "direction"), counter: true},
-	{name: "gpu_memory_total_bytes", help: "The device's memory, on every workload.", labels: workloadLabels},
-	{name: "gpu_process_cpu_seconds_total", help: "CPU time of the process.", labels: workloadLabels, counter: true},
-	{name: "gpu_process_info", help: "Name and command line of the process.", labels: with(workloadLabels, "process_name", "command")},
+	{name: "gpu_utilization_percent", source: fromNVML, help: "SM time of the process, mean of the driver's samples in the last reading.", labels: workloadLabels},
+	{name: "gpu_utilization_max_percent", source: fromNVML, help: "Highest SM sample of the process in the trailing window.", labels: workloadLabels},
+	{name: "gpu_memory_bandwidth_percent", source: fromNVML, help: "Memory time of the process.", labels: workloadLabels},
+	{name: "gpu_encoder_percent", source: fromNVML, help: "Video encoder time of the process.", labels: workloadLabels},
+	{name: "gpu_decoder_percent", source: fromNVML, help: "Video decoder time of the process.", labels: workloadLabels},
+	{name: "gpu_busy_seconds_total", source: fromNVML, help: "SM time of the process, integrated.", labels: workloadLabels, counter: true},
+	{name: "gpu_memory_used_bytes", source: tracerNVML, help: "Memory held by the process; the series without labels of container and process is what no process accounts for.", labels: workloadLabels},
+	{name: "gpu_memory_peak_bytes", source: fromTracer, help: "Highest memory held in the trailing window, from kernel events.", labels: workloadLabels},
+	{name: "gpu_memory_allocated_bytes", source: fromProbes, help: "Memory held through CUDA allocation calls.", labels: workloadLabels},
+	{name: "gpu_energy_joules_total", source: fromNVML, help: "The device's energy, shared out by SM time; the series without labels of container and process has the rest.", labels: workloadLabels, counter: true},
+	{name: "gpu_pci_bandwidth_bytes_total", source: probesNVML, help: "Bytes copied by the process; the series without labels of container and process has the rest of the device's traffic.", labels: with(workloadLabels, "direction"), counter: true},
+	{name: "gpu_memory_total_bytes", source: fromNVML, help: "The device's memory, on every workload.", labels: workloadLabels},
+	{name: "gpu_process_cpu_seconds_total", source: fromProc, help: "CPU time of the process.", labels: workloadLabels, counter: true},
+	{name: "gpu_process_info", source: fromProc, help: "Name and command line of the process.", labels: with(workloadLabels, "process_name", "command")},
 
-	{name: "gpu_container_info", help: "What Docker says of a container with a GPU.", labels: with(containerLabels, "container_full_id", "image_id", "gpu_request", "runtime", "compose_project", "compose_service", "pod", "namespace")},
-	{name: "gpu_container_assigned", help: "GPUs that the container may use.", labels: with(containerLabels, "gpu_device_uuid", "source")},
-	{name: "gpu_container_processes", help: "Processes of the container with a context on the device.", labels: with(containerLabels, "gpu_device_uuid")},
+	{name: "gpu_container_info", source: fromDocker, help: "What Docker says of a container with a GPU.", labels: with(containerLabels, "container_full_id", "image_id", "gpu_request", "runtime", "compose_project", "compose_service", "pod", "namespace")},
+	{name: "gpu_container_assigned", source: fromDocker, help: "GPUs that the container may use.", labels: with(containerLabels, "gpu_device_uuid", "source")},
+	{name: "gpu_container_processes", source: nvmlTracer, help: "Processes of the container with a context on the device.", labels: with(containerLabels, "gpu_device_uuid")},
 
-	{name: "gpu_processes_started_total", help: "Processes that opened a GPU.", labels: containerLabels, counter: true},
-	{name: "gpu_processes_exited_total", help: "Processes with a GPU that ended: exit (status 0), error (another status) or signal.", labels: with(containerLabels, "reason"), counter: true},
-	{name: "gpu_device_opens_total", help: "Opens of device nodes by kind and result.", labels: with(containerLabels, "node", "result"), counter: true},
-	{name: "gpu_driver_calls_total", help: "Calls of the driver.", labels: with(containerLabels, "call"), counter: true},
-	{name: "gpu_driver_call_errors_total", help: "Calls that the driver refused, probing of its abilities left out.", labels: with(containerLabels, "call", "status"), counter: true},
-	{name: "gpu_allocation_failures_total", help: "Requests of memory that the device could not meet.", labels: with(containerLabels, "gpu_device_uuid"), counter: true},
-	{name: "gpu_kernel_launches_total", help: "Kernel launches, where they are probed.", labels: containerLabels, counter: true},
+	{name: "gpu_processes_started_total", source: fromTracer, help: "Processes that opened a GPU.", labels: containerLabels, counter: true},
+	{name: "gpu_processes_exited_total", source: fromTracer, help: "Processes with a GPU that ended: exit (status 0), error (another status) or signal.", labels: with(containerLabels, "reason"), counter: true},
+	{name: "gpu_device_opens_total", source: fromTracer, help: "Opens of device nodes by kind and result.", labels: with(containerLabels, "node", "result"), counter: true},
+	{name: "gpu_driver_calls_total", source: fromTracer, help: "Calls of the driver.", labels: with(containerLabels, "call"), counter: true},
+	{name: "gpu_driver_call_errors_total", source: fromTracer, help: "Calls that the driver refused, probing of its abilities left out.", labels: with(containerLabels, "call", "status"), counter: true},
+	{name: "gpu_allocation_failures_total", source: fromTracer, help: "Requests of memory that the device could not meet.", labels: with(containerLabels, "gpu_device_uuid"), counter: true},
+	{name: "gpu_kernel_launches_total", source: fromProbes, help: "Kernel launches, where they are probed.", labels: containerLabels, counter: true},
 
-	{name: "gpu_up", help: "1 if the device can be read.", labels: deviceLabels},
-	{name: "gpu_device_info", help: "What does not change about the device.", labels: with(deviceLabels, "driver_version", "vbios", "serial", "index", "minor", "architecture", "cuda_capability", "mig_mode")},
-	{name: "gpu_device_utilization_percent", help: "Time in which a kernel ran, of the driver's last period.", labels: deviceLabels},
-	{name: "gpu_device_utilization_max_percent", help: "Highest 200 ms sample in the trailing window.", labels: deviceLabels},
-	{name: "gpu_device_memory_bandwidth_percent", help: "Time in which memory was accessed.", labels: deviceLabels},
-	{name: "gpu_device_memory_total_bytes", help: "Memory of the device.", labels: deviceLabels},
-	{name: "gpu_device_memory_used_bytes", help: "Memory in use, without the driver's reserved part.", labels: deviceLabels},
-	{name: "gpu_device_memory_free_bytes", help: "Memory not in use.", labels: deviceLabels},
-	{name: "gpu_device_memory_reserved_bytes", help: "Memory that the driver keeps for itself.", labels: deviceLabels},
-	{name: "gpu_bar1_memory_used_bytes", help: "BAR1 memory in use.", labels: deviceLabels},
-	{name: "gpu_temperature_celsius", help: "GPU sensor.", labels: deviceLabels},
-	{name: "gpu_memory_temperature_celsius", help: "Memory sensor.", labels: deviceLabels},
-	{name: "gpu_power_usage_watts", help: "Power drawn.", labels: deviceLabels},
-	{name: "gpu_power_limit_watts", help: "Power limit in force.", labels: deviceLabels},
-	{name: "gpu_device_energy_joules_total", help: "Energy since the driver was loaded.", labels: deviceLabels, counter: true},
-	{name: "gpu_performance_state", help: "P-state, 0 fastest.", labels: deviceLabels},
-	{name: "gpu_clock_hertz", help: "Clock by domain.", labels: with(deviceLabels, "domain")},
-	{name: "gpu_device_encoder_percent", help: "Video encoder.", labels: deviceLabels},
-	{name: "gpu_device_decoder_percent", help: "Video decoder.", labels: deviceLabels},
-	{name: "gpu_device_jpeg_percent", help: "JPEG engine.", labels: deviceLabels},
-	{name: "gpu_device_ofa_percent", help: "Optical-flow engine.", labels: deviceLabels},
-	{name: "gpu_throttle_reason", help: "1 while the reason holds the clocks down.", labels: with(deviceLabels, "reason")},
-	{name: "gpu_throttle_seconds_total", help: "Time for which the reason held the clocks down.", labels: with(deviceLabels, "reason"), counter: true},
-	{name: "gpu_ecc_errors", help: "ECC errors since the driver was loaded (volatile) or in the board's life (aggregate).", labels: with(deviceLabels, "type", "severity")},
-	{name: "gpu_retired_pages", help: "Pages of memory retired.", labels: with(deviceLabels, "cause")},
-	{name: "gpu_remapped_rows", help: "Rows of memory remapped.", labels: with(deviceLabels, "cause")},
-	{name: "gpu_row_remap_pending", help: "1 if a remap waits for a reset.", labels: deviceLabels},
-	{name: "gpu_row_remap_failure", help: "1 if a remap failed.", labels: deviceLabels},
-	{name: "gpu_xid_errors_total", help: "Xid reports since the exporter started.", labels: with(deviceLabels, "xid"), counter: true},
-	{name: "gpu_xid_last_timestamp_seconds", help: "When the Xid was last reported.", labels: with(deviceLabels, "xid")},
-	{name: "gpu_fan_speed_ratio", help: "Fan speed of its maximum.", labels: with(deviceLabels, "fan")},
-	{name: "gpu_pcie_link_generation", help: "PCIe generation now.", labels: deviceLabels},
-	{name: "gpu_pcie_link_width", help: "PCIe lanes now.", labels: deviceLabels},
-	{name: "gpu_pcie_link_generation_max", help: "Highest PCIe generation of device and slot.", labels: deviceLabels},
-	{name: "gpu_pcie_link_width_max", help: "Most PCIe lanes of device and slot.", labels: deviceLabels},
-	{name: "gpu_pcie_replays_total", help: "PCIe replays.", labels: deviceLabels, counter: true},
-	{name: "gpu_device_pcie_bytes_total", help: "PCIe traffic, protocol overhead included.", labels: with(deviceLabels, "direction"), counter: true},
-	{name: "gpu_device_pcie_info", help: "Where the PCIe traffic is read from: gpm, fields or throughput (sampled).", labels: with(deviceLabels, "source")},
-	{name: "gpu_nvlink_bytes_total", help: "Traffic of an NVLink.", labels: with(deviceLabels, "link", "direction"), counter: true},
-	{name: "gpu_nvlink_errors_total", help: "Errors of an NVLink.", labels: with(deviceLabels, "link", "type"), counter: true},
-	{name: "gpu_mig_info", help: "MIG instances. Their figures are parts of the device's.", labels: with(deviceLabels, "gpu_mig_uuid", "profile", "gpu_instance", "compute_instance")},
-	{name: "gpu_mig_memory_used_bytes", help: "Memory in use of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
-	{name: "gpu_mig_memory_total_bytes", help: "Memory of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
-	{name: "gpu_mig_multiprocessors", help: "Multiprocessors of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
-	{name: "gpu_mig_processes", help: "Processes on a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
-	{name: "gpu_encoder_sessions", help: "Encoder sessions.", labels: deviceLabels},
-	{name: "gpu_containers", help: "Containers with a process on the device.", labels: deviceLabels},
-	{name: "gpu_sm_active_max_ratio", help: "Highest short reading of SM activity in the trailing window (GPM).", labels: deviceLabels},
-	{name: "gpu_sm_active_ratio", help: "SM activity (GPM).", labels: deviceLabels},
-	{name: "gpu_sm_occupancy_ratio", help: "Warps resident of those possible (GPM).", labels: deviceLabels},
-	{name: "gpu_tensor_active_ratio", help: "Tensor pipe activity (GPM).", labels: deviceLabels},
-	{name: "gpu_dram_active_ratio", help: "Memory bandwidth of the maximum (GPM).", labels: deviceLabels},
-	{name: "gpu_fp16_active_ratio", help: "FP16 pipe activity (GPM).", labels: deviceLabels},
-	{name: "gpu_fp32_active_ratio", help: "FP32 pipe activity (GPM).", labels: deviceLabels},
-	{name: "gpu_fp64_active_ratio", help: "FP64 pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_up", source: fromNVML, help: "1 if the device can be read.", labels: deviceLabels},
+	{name: "gpu_device_info", source: fromNVML, help: "What does not change about the device.", labels: with(deviceLabels, "driver_version", "vbios", "serial", "index", "minor", "architecture", "cuda_capability", "mig_mode")},
+	{name: "gpu_device_utilization_percent", source: fromNVML, help: "Time in which a kernel ran, of the driver's last period.", labels: deviceLabels},
+	{name: "gpu_device_utilization_max_percent", source: fromNVML, help: "Highest 200 ms sample in the trailing window.", labels: deviceLabels},
+	{name: "gpu_device_memory_bandwidth_percent", source: fromNVML, help: "Time in which memory was accessed.", labels: deviceLabels},
+	{name: "gpu_device_memory_total_bytes", source: fromNVML, help: "Memory of the device.", labels: deviceLabels},
+	{name: "gpu_device_memory_used_bytes", source: fromNVML, help: "Memory in use, without the driver's reserved part.", labels: deviceLabels},
+	{name: "gpu_device_memory_free_bytes", source: fromNVML, help: "Memory not in use.", labels: deviceLabels},
+	{name: "gpu_device_memory_reserved_bytes", source: fromNVML, help: "Memory that the driver keeps for itself.", labels: deviceLabels},
+	{name: "gpu_bar1_memory_used_bytes", source: fromNVML, help: "BAR1 memory in use.", labels: deviceLabels},
+	{name: "gpu_temperature_celsius", source: fromNVML, help: "GPU sensor.", labels: deviceLabels},
+	{name: "gpu_memory_temperature_celsius", source: fromNVML, help: "Memory sensor.", labels: deviceLabels},
+	{name: "gpu_power_usage_watts", source: fromNVML, help: "Power drawn.", labels: deviceLabels},
+	{name: "gpu_power_limit_watts", source: fromNVML, help: "Power limit in force.", labels: deviceLabels},
+	{name: "gpu_device_energy_joules_total", source: fromNVML, help: "Energy since the driver was loaded.", labels: deviceLabels, counter: true},
+	{name: "gpu_performance_state", source: fromNVML, help: "P-state, 0 fastest.", labels: deviceLabels},
+	{name: "gpu_clock_hertz", source: fromNVML, help: "Clock by domain.", labels: with(deviceLabels, "domain")},
+	{name: "gpu_device_encoder_percent", source: fromNVML, help: "Video encoder.", labels: deviceLabels},
+	{name: "gpu_device_decoder_percent", source: fromNVML, help: "Video decoder.", labels: deviceLabels},
+	{name: "gpu_device_jpeg_percent", source: fromNVML, help: "JPEG engine.", labels: deviceLabels},
+	{name: "gpu_device_ofa_percent", source: fromNVML, help: "Optical-flow engine.", labels: deviceLabels},
+	{name: "gpu_throttle_reason", source: fromNVML, help: "1 while the reason holds the clocks down.", labels: with(deviceLabels, "reason")},
+	{name: "gpu_throttle_seconds_total", source: fromNVML, help: "Time for which the reason held the clocks down.", labels: with(deviceLabels, "reason"), counter: true},
+	{name: "gpu_ecc_errors", source: fromNVML, help: "ECC errors since the driver was loaded (volatile) or in the board's life (aggregate).", labels: with(deviceLabels, "type", "severity")},
+	{name: "gpu_retired_pages", source: fromNVML, help: "Pages of memory retired.", labels: with(deviceLabels, "cause")},
+	{name: "gpu_remapped_rows", source: fromNVML, help: "Rows of memory remapped.", labels: with(deviceLabels, "cause")},
+	{name: "gpu_row_remap_pending", source: fromNVML, help: "1 if a remap waits for a reset.", labels: deviceLabels},
+	{name: "gpu_row_remap_failure", source: fromNVML, help: "1 if a remap failed.", labels: deviceLabels},
+	{name: "gpu_xid_errors_total", source: nvmlTracer, help: "Xid reports since the exporter started.", labels: with(deviceLabels, "xid"), counter: true},
+	{name: "gpu_xid_last_timestamp_seconds", source: nvmlTracer, help: "When the Xid was last reported.", labels: with(deviceLabels, "xid")},
+	{name: "gpu_fan_speed_ratio", source: fromNVML, help: "Fan speed of its maximum.", labels: with(deviceLabels, "fan")},
+	{name: "gpu_pcie_link_generation", source: fromNVML, help: "PCIe generation now.", labels: deviceLabels},
+	{name: "gpu_pcie_link_width", source: fromNVML, help: "PCIe lanes now.", labels: deviceLabels},
+	{name: "gpu_pcie_link_generation_max", source: fromNVML, help: "Highest PCIe generation of device and slot.", labels: deviceLabels},
+	{name: "gpu_pcie_link_width_max", source: fromNVML, help: "Most PCIe lanes of device and slot.", labels: deviceLabels},
+	{name: "gpu_pcie_replays_total", source: fromNVML, help: "PCIe replays.", labels: deviceLabels, counter: true},
+	{name: "gpu_device_pcie_bytes_total", source: fromNVML, help: "PCIe traffic, protocol overhead included.", labels: with(deviceLabels, "direction"), counter: true},
+	{name: "gpu_device_pcie_info", source: fromNVML, help: "Where the PCIe traffic is read from: gpm, fields or throughput (sampled).", labels: with(deviceLabels, "source")},
+	{name: "gpu_nvlink_bytes_total", source: fromNVML, help: "Traffic of an NVLink.", labels: with(deviceLabels, "link", "direction"), counter: true},
+	{name: "gpu_nvlink_errors_total", source: fromNVML, help: "Errors of an NVLink.", labels: with(deviceLabels, "link", "type"), counter: true},
+	{name: "gpu_mig_info", source: fromNVML, help: "MIG instances. Their figures are parts of the device's.", labels: with(deviceLabels, "gpu_mig_uuid", "profile", "gpu_instance", "compute_instance")},
+	{name: "gpu_mig_memory_used_bytes", source: fromNVML, help: "Memory in use of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_memory_total_bytes", source: fromNVML, help: "Memory of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_multiprocessors", source: fromNVML, help: "Multiprocessors of a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_mig_processes", source: fromNVML, help: "Processes on a MIG instance.", labels: with(deviceLabels, "gpu_mig_uuid")},
+	{name: "gpu_encoder_sessions", source: fromNVML, help: "Encoder sessions.", labels: deviceLabels},
+	{name: "gpu_containers", source: nvmlTracer, help: "Containers with a process on the device.", labels: deviceLabels},
+	{name: "gpu_sm_active_max_ratio", source: fromGPM, help: "Highest short reading of SM activity in the trailing window (GPM).", labels: deviceLabels},
+	{name: "gpu_sm_active_ratio", source: fromGPM, help: "SM activity (GPM).", labels: deviceLabels},
+	{name: "gpu_sm_occupancy_ratio", source: fromGPM, help: "Warps resident of those possible (GPM).", labels: deviceLabels},
+	{name: "gpu_tensor_active_ratio", source: fromGPM, help: "Tensor pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_dram_active_ratio", source: fromGPM, help: "Memory bandwidth of the maximum (GPM).", labels: deviceLabels},
+	{name: "gpu_fp16_active_ratio", source: fromGPM, help: "FP16 pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_fp32_active_ratio", source: fromGPM, help: "FP32 pipe activity (GPM).", labels: deviceLabels},
+	{name: "gpu_fp64_active_ratio", source: fromGPM, help: "FP64 pipe activity (GPM).", labels: deviceLabels},
 
-	{name: "gpu_exporter_nvml_up", help: "1 if NVML can be read."},
-	{name: "gpu_exporter_nvml_restarts_total", help: "Replacements of the NVML worker.", labels: []string{"reason"}, counter: true},
-	{name: "gpu_exporter_docker_up", help: "1 if Docker answers."},
-	{name: "gpu_exporter_docker_reconnects_total", help: "Reconnections to Docker.", counter: true},
-	{name: "gpu_exporter_tracer_up", help: "1 if the kernel tracer runs.", labels: []string{"mode"}},
-	{name: "gpu_exporter_tracer_events_total", help: "Kernel events read.", counter: true},
-	{name: "gpu_exporter_tracer_lost_events_total", help: "Kernel events lost.", counter: true},
-	{name: "gpu_exporter_probe_up", help: "1 if the calls into a libcuda are seen.", labels: []string{"library"}},
-	{name: "gpu_exporter_ledger_mismatch_bytes", help: "Bytes by which the tracer's ledger and NVML differ, over the processes that both know.", labels: deviceLabels},
-	{name: "gpu_exporter_process_visibility", help: "1 if every process is seen; else 0, and why.", labels: []string{"reason"}},
-	{name: "gpu_exporter_snapshot_age_seconds", help: "Age of the snapshot served."},
+	{name: "gpu_exporter_nvml_up", source: fromNVML, help: "1 if NVML can be read."},
+	{name: "gpu_exporter_nvml_restarts_total", source: fromNVML, help: "Replacements of the NVML worker.", labels: []string{"reason"}, counter: true},
+	{name: "gpu_exporter_docker_up", source: fromDocker, help: "1 if Docker answers."},
+	{name: "gpu_exporter_docker_reconnects_total", source: fromDocker, help: "Reconnections to Docker.", counter: true},
+	{name: "gpu_exporter_tracer_up", source: fromTracer, help: "1 if the kernel tracer runs.", labels: []string{"mode"}},
+	{name: "gpu_exporter_tracer_events_total", source: fromTracer, help: "Kernel events read.", counter: true},
+	{name: "gpu_exporter_tracer_lost_events_total", source: fromTracer, help: "Kernel events lost.", counter: true},
+	{name: "gpu_exporter_probe_up", source: fromProbes, help: "1 if the calls into a libcuda are seen.", labels: []string{"library"}},
+	{name: "gpu_exporter_ledger_mismatch_bytes", source: nvmlTracer, help: "Bytes by which the tracer's ledger and NVML differ, over the processes that both know.", labels: deviceLabels},
+	{name: "gpu_exporter_process_visibility", source: fromProc, help: "1 if every process is seen; else 0, and why.", labels: []string{"reason"}},
+	{name: "gpu_exporter_snapshot_age_seconds", source: fromItself, help: "Age of the snapshot served."},
 
-	{name: "gpu_exporter_nvml_call_duration_seconds", help: "Time spent in NVML calls.", labels: []string{"call"}, summary: true},
-	{name: "gpu_driver_call_duration_seconds", help: "Time spent in the driver; calls that are seldom made are other.", labels: with(containerLabels, "call"), histogram: true},
-	{name: "gpu_device_utilization_sample_percent", help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels, histogram: true},
-	{name: "gpu_power_sample_watts", help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels, histogram: true},
+	{name: "gpu_exporter_nvml_call_duration_seconds", source: fromNVML, help: "Time spent in NVML calls.", labels: []string{"call"}, summary: true},
+	{name: "gpu_driver_call_duration_seconds", source: fromTracer, help: "Time spent in the driver; calls that are seldom made are other.", labels: with(containerLabels, "call"), histogram: true},
+	{name: "gpu_device_utilization_sample_percent", source: fromNVML, help: "The driver's samples of utilisation, one per 200 ms.", labels: deviceLabels, histogram: true},
+	{name: "gpu_power_sample_watts", source: fromNVML, help: "The driver's samples of power, one per 20 ms.", labels: deviceLabels, histogram: true},
 }
 
 // bounds are the families that tell of the bound on series. They are always there, the limit where there is one, and count themselves.
 var bounds = []family{
-	{name: "gpu_exporter_series", help: "Series of this scrape."},
-	{name: "gpu_exporter_series_limit", help: "The bound on series of a scrape (--metrics.max-series)."},
-	{name: "gpu_exporter_series_left_out", help: "Series that this scrape lacks because of the bound."},
+	{name: "gpu_exporter_series", source: fromItself, help: "Series of this scrape."},
+	{name: "gpu_exporter_series_limit", source: fromItself, help: "The bound on series of a scrape (--metrics.max-series)."},
+	{name: "gpu_exporter_series_left_out", source: fromItself, help: "Series that this scrape lacks because of the bound."},
+}
+
+// Family describes a metric family.
+type Family struct {
+	Name, Help string
+	Type       string // as in the text format: gauge, counter, histogram, summary
+	Source     string // what tells of it
+	Labels     []string
+}
+
+// Families describes every family that a scrape may have, but those of Options.More.
+func Families() []Family {
+	var list []Family
+	for _, f := range slices.Concat(families, bounds) {
+		list = append(list, Family{Name: f.name, Help: f.help, Type: strings.ToLower(f.kind().String()), Source: f.source, Labels: f.labels})
+	}
+	return list
 }
 
 // Gatherer exposes the latest snapshot.
