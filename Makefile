@@ -5,6 +5,9 @@ BIN ?= bin
 IMAGE ?= gpu-exporter:latest
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/prometheus/common/version.Version=$(VERSION)
+# Packages where nothing is hot are not inlined: a binary smaller by 0.8 MB.
+COLD := crypto vendor text html golang.org/x go.yaml.in github.com/docker github.com/cilium github.com/alecthomas github.com/gdamore
+GCFLAGS := $(COLD:%=-gcflags=%/...=-l)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
@@ -12,9 +15,9 @@ export GOFLAGS += -buildvcs=false
 
 build:
 	mkdir -p $(BIN) $(dir $(WORKER))
-	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-worker ./cmd/nvml-worker
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath $(GCFLAGS) -ldflags '-s -w' -o $(BIN)/nvml-worker ./cmd/nvml-worker
 	gzip -9 -n -c $(BIN)/nvml-worker >$(WORKER)
-	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -tags embedworker,tcell_minimal -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath $(GCFLAGS) -tags embedworker,tcell_minimal -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
 
 # Both architectures, in bin/amd64 and bin/arm64.
 cross:
