@@ -108,7 +108,7 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		perPID    = serving.Flag("metrics.processes", "A series per process: true, or false: processes are summed into their containers.").Default("true").Enum("true", "false")
 		valueLbls = serving.Flag("metrics.value-labels", "Add temperature, power, memory used and memory total as labels to gpu_utilization_percent. "+
 			"Every change of one makes a new series: thousands per process and day. Off unless something depends on it.").Bool()
-		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape; those of processes are left out first. 0: no bound.").Default("100000").Int()
+		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape. Where it bites, processes are summed into their containers, and if that is not enough containers into their GPU, until the restart. 0: no bound.").Default("100000").Int()
 		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
 		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
 		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()

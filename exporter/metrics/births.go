@@ -44,11 +44,13 @@ type scraper struct {
 	used    time.Time // guarded by scrapers.mu
 
 	mu      sync.Mutex
+	form    int // of workloads in its latest scrape
 	scrapes uint64
 	seen    map[string]*uint64 // the series of fromZero, by their latest scrape
 }
 
-// Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are.
+// Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are. Where
+// Gatherer.Detail changes, counters are new that count what was counted before: they have their values at once.
 func Handler(g prometheus.TransactionalGatherer, o promhttp.HandlerOpts) http.Handler {
 	return &scrapers{g: g, options: o, plain: promhttp.HandlerForTransactional(g, o), known: map[string]*scraper{}}
 }
@@ -122,6 +124,11 @@ func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
 	families, done, err := x.g.Gather()
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if g, ok := x.g.(interface{ Detail() int }); ok {
+		if form := g.Detail(); form != x.form {
+			x.form, x.scrapes, x.seen = form, 0, map[string]*uint64{}
+		}
+	}
 	x.scrapes++
 	var key []byte
 	for _, f := range families {

@@ -13,13 +13,22 @@ import (
 	"gpu-exporter/exporter/metrics"
 )
 
+// formed is a gatherer that shows workloads in one form or another.
+type formed struct {
+	prometheus.TransactionalGatherer
+	form int
+}
+
+func (f *formed) Detail() int { return f.form }
+
 // TestNewCountersBeginAtZero: for each scraper by itself, and for a scraper only; what was there at its first scrape is given as it is.
 func TestNewCountersBeginAtZero(t *testing.T) {
 	r := prometheus.NewRegistry()
 	busy := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpu_busy_seconds_total"}, []string{"pid"})
 	cpu := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpu_process_cpu_seconds_total"}, []string{"pid"})
 	r.MustRegister(busy, cpu)
-	h := metrics.Handler(prometheus.ToTransactionalGatherer(r), promhttp.HandlerOpts{})
+	g := &formed{TransactionalGatherer: prometheus.ToTransactionalGatherer(r)}
+	h := metrics.Handler(g, promhttp.HandlerOpts{})
 	get := func(from, agent string) string {
 		req := httptest.NewRequest(http.MethodGet, "/metrics", nil)
 		req.RemoteAddr = from
@@ -50,6 +59,11 @@ func TestNewCountersBeginAtZero(t *testing.T) {
 	}
 	want(get("192.0.2.2:1000", "Prometheus/3"), "2", 7) // its first scrape
 	want(get("192.0.2.1:1002", "Prometheus/3"), "2", 7)
+	g.form = 1 // processes are summed into containers from now on
+	busy.WithLabelValues("container").Add(12)
+	want(get("192.0.2.1:1002", "Prometheus/3"), "container", 12)
+	busy.WithLabelValues("new").Add(3)
+	want(get("192.0.2.1:1002", "Prometheus/3"), "new", 0)
 	for i := range 100 { // so many scrapers that the first ones are forgotten
 		get(fmt.Sprintf("192.0.2.3:%d", i), fmt.Sprintf("Prometheus/%d", i))
 	}

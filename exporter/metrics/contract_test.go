@@ -31,7 +31,7 @@ func full() *snapshot.Snapshot {
 	c := containers.Container{ID: fullID, Name: "job", Image: "image", Requests: []containers.Request{{Text: "all"}}}
 	process := func(pid int, c containers.Container, alive bool) snapshot.Workload {
 		if !alive {
-			return snapshot.Workload{PID: pid, Container: c, Busy: f, Energy: f, HtoD: u, DtoH: u}
+			return snapshot.Workload{PID: pid, Container: c, CPU: f, Busy: f, Energy: f, HtoD: u, DtoH: u}
 		}
 		return snapshot.Workload{PID: pid, Container: c, Comm: "c", CPU: f, Alive: alive, Memory: u, Peak: u, Allocated: u, Utilization: f, MaxUtilization: f,
 			MemoryBW: f, Encoder: f, Decoder: f, Busy: f, Energy: f, HtoD: u, DtoH: u}
@@ -229,6 +229,21 @@ func TestContract(t *testing.T) {
 	}
 }
 
+// TestLinger: a process that is gone keeps every counter of its own, and no gauge.
+func TestLinger(t *testing.T) {
+	got := gather(t, full(), Options{})
+	for line := range strings.Lines(strings.TrimSpace(contract)) {
+		w := strings.Fields(line)
+		if w[2] != "W" {
+			continue
+		}
+		has := slices.ContainsFunc(got[w[0]].Metric, func(m *dto.Metric) bool { return labelsOf(m)["process_pid"] == "8" })
+		if counter := w[1] == "counter"; has != counter {
+			t.Errorf("%s, a %s: a gone process has it: %v", w[0], w[1], has)
+		}
+	}
+}
+
 // TestValueLabels: the template of 12 labels, to the letter.
 func TestValueLabels(t *testing.T) {
 	f := gather(t, full(), Options{ValueLabels: true})["gpu_utilization_percent"]
@@ -305,7 +320,7 @@ func seriesIn(m map[string]*dto.MetricFamily) (n int) {
 	return n
 }
 
-// TestMaxSeries: the bound holds at every height, says what it left out, and takes processes before devices.
+// TestMaxSeries: the bound holds at every height, says what it left out, and takes processes before devices: first they are summed into containers.
 func TestMaxSeries(t *testing.T) {
 	all := seriesIn(gather(t, full(), Options{}))
 	for most := 4; most < all+10; most += 7 {
@@ -318,6 +333,9 @@ func TestMaxSeries(t *testing.T) {
 		}
 		if m["gpu_energy_joules_total"] != nil && m["gpu_device_energy_joules_total"] == nil {
 			t.Fatalf("bound %d: processes without their device", most)
+		}
+		if used := m["gpu_memory_used_bytes"]; left > 0 && used != nil && labelsOf(used.Metric[len(used.Metric)-1])["process_pid"] != "" {
+			t.Fatalf("bound %d: processes although the bound bites", most)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	dto "github.com/prometheus/client_model/go"
@@ -27,7 +28,8 @@ type Options struct {
 	Fold bool
 	// ValueLabels adds temperature, power and memory as labels to gpu_utilization_percent: a new series with every change of one.
 	ValueLabels bool
-	// MaxSeries bounds the series of a scrape. What is left out is processes first. Zero: no bound.
+	// MaxSeries bounds the series of a scrape. Where it bites, processes are summed into their containers, and where that is not enough, containers
+	// into their device, so that sums over a device stay what they were. Zero: no bound.
 	MaxSeries int
 	// More gives families that come after the snapshot's, and are not counted; nil: none. They are not changed.
 	More func() []*dto.MetricFamily
@@ -188,7 +190,7 @@ var families = []family{
 var bounds = []family{
 	{name: "gpu_exporter_series", source: fromItself, help: "Series of this scrape."},
 	{name: "gpu_exporter_series_limit", source: fromItself, help: "The bound on series of a scrape (--metrics.max-series)."},
-	{name: "gpu_exporter_series_left_out", source: fromItself, help: "Series that this scrape lacks because of the bound."},
+	{name: "gpu_exporter_series_left_out", source: fromItself, help: "Series fewer than this scrape would have without the bound."},
 }
 
 // Family describes a metric family.
@@ -214,11 +216,38 @@ type Gatherer struct {
 	age    func(*snapshot.Snapshot) float64
 	o      Options
 	idle   atomic.Pointer[exposition] // of a scrape that is over; nil: none has been, or others use theirs
+
+	mu sync.Mutex
+	// The form of workloads in use. It only becomes coarser: counters of the unattributed series would fall were it to go back.
+	detail int
+	since  map[key]snapshot.Workload // see fold
 }
+
+// The forms in which workloads are shown, each with fewer series than the one before.
+const (
+	byProcess = iota
+	byContainer
+	byDevice
+)
 
 // New returns a gatherer of latest, which must not return nil. age tells a snapshot's age in seconds.
 func New(latest func() *snapshot.Snapshot, age func(*snapshot.Snapshot) float64, o Options) *Gatherer {
-	return &Gatherer{latest: latest, age: age, o: o}
+	return &Gatherer{latest: latest, age: age, o: o, detail: o.detail()}
+}
+
+// detail is the form of workloads that is asked for.
+func (o Options) detail() int {
+	if o.Fold {
+		return byContainer
+	}
+	return byProcess
+}
+
+// Detail tells in which form workloads are shown; another number means that their series are others.
+func (g *Gatherer) Detail() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.detail
 }
 
 // opt adds a series unless its value is absent.
@@ -241,7 +270,6 @@ func (g *Gatherer) Gather() (list []*dto.MetricFamily, done func(), err error) {
 	if e == nil {
 		e = newExposition(g.o)
 	}
-	e.begin()
 	g.collect(e)
 	list, err = e.finish()
 	if g.o.More != nil {
@@ -250,9 +278,40 @@ func (g *Gatherer) Gather() (list []*dto.MetricFamily, done func(), err error) {
 	return e.list, func() { g.idle.Store(e) }, err
 }
 
-// collect adds every series. What comes last is what a bound on the series cuts off.
+// collect adds every series, in the form that the bound allows.
 func (g *Gatherer) collect(e *exposition) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	s := g.latest()
+	fits := g.series(e, s, g.o.detail())
+	all := e.sent + e.leftOut
+	if e.leftOut > 0 && g.detail == byProcess {
+		g.since = make(map[key]snapshot.Workload, len(s.Past))
+		for _, p := range s.Past {
+			g.since[key{p.Device, p.Container.ID}] = p
+		}
+		g.detail = byContainer
+	}
+	if g.detail != g.o.detail() {
+		fits = g.series(e, s, g.detail)
+	}
+	if !fits && g.detail != byDevice {
+		g.detail = byDevice
+		g.series(e, s, g.detail)
+	}
+	sent := e.sent
+	e.most = 0
+	e.put("gpu_exporter_series", float64(sent))
+	e.put("gpu_exporter_series_left_out", float64(max(0, all-sent)))
+	if g.o.MaxSeries > 0 {
+		e.put("gpu_exporter_series_limit", float64(g.o.MaxSeries))
+	}
+	e.most = g.o.MaxSeries
+}
+
+// series adds every series, with workloads in the given form, and returns whether those of the workloads fit. What comes last is what is cut off.
+func (g *Gatherer) series(e *exposition, s *snapshot.Snapshot, detail int) (fits bool) {
+	e.begin()
 	e.sent = 3 // those that tell of the bound
 	own(e, s)
 	e.put("gpu_exporter_snapshot_age_seconds", g.age(s))
@@ -274,16 +333,18 @@ func (g *Gatherer) collect(e *exposition) {
 		container(e, s, &s.Containers[i])
 	}
 	workloads := s.Workloads
-	if g.o.Fold {
-		workloads = fold(s)
+	if detail != byProcess {
+		workloads = fold(s, detail == byDevice, g.since)
 	}
 	for _, rest := range []bool{true, false} {
 		for i := range workloads {
-			if w := &workloads[i]; (w.PID == 0) == rest && base[w.Device] != nil {
+			w := &workloads[i]
+			if unattributed := w.PID == 0 && w.Container.ID == ""; unattributed == rest && base[w.Device] != nil {
 				g.workload(e, s, w, base[w.Device])
 			}
 		}
 	}
+	fits = e.leftOut == 0
 	for i := range s.Activity {
 		did(e, s, &s.Activity[i])
 	}
@@ -291,14 +352,7 @@ func (g *Gatherer) collect(e *exposition) {
 		// Two series a call: buckets of fifty calls were five of six series of a host with one GPU, and most of a scrape's cost.
 		e.summary("gpu_exporter_nvml_call_duration_seconds", call.Count, call.Seconds, call.Name)
 	}
-	sent, leftOut := e.sent, e.leftOut
-	e.most = 0
-	e.put("gpu_exporter_series", float64(sent))
-	e.put("gpu_exporter_series_left_out", float64(leftOut))
-	if g.o.MaxSeries > 0 {
-		e.put("gpu_exporter_series_limit", float64(g.o.MaxSeries))
-	}
-	e.most = g.o.MaxSeries
+	return fits
 }
 
 // own sends what the exporter says of itself.
@@ -557,6 +611,7 @@ func (g *Gatherer) workload(e *exposition, s *snapshot.Snapshot, w *snapshot.Wor
 	opt(e, "gpu_energy_joules_total", w.Energy, labels...)
 	opt(e, "gpu_pci_bandwidth_bytes_total", w.HtoD, e.with(labels, "host_to_device")...)
 	opt(e, "gpu_pci_bandwidth_bytes_total", w.DtoH, e.with(labels, "device_to_host")...)
+	opt(e, "gpu_process_cpu_seconds_total", w.CPU, labels...)
 	if !w.Alive {
 		return
 	}
@@ -575,7 +630,6 @@ func (g *Gatherer) workload(e *exposition, s *snapshot.Snapshot, w *snapshot.Wor
 	opt(e, "gpu_memory_bandwidth_percent", w.MemoryBW, labels...)
 	opt(e, "gpu_encoder_percent", w.Encoder, labels...)
 	opt(e, "gpu_decoder_percent", w.Decoder, labels...)
-	opt(e, "gpu_process_cpu_seconds_total", w.CPU, labels...)
 	if w.Comm != "" {
 		e.put("gpu_process_info", 1, e.with(labels, w.Comm, w.Command)...)
 	}

@@ -15,6 +15,10 @@ const energyUnit = 1.0 / 1024
 
 func wholeUnits(joules float64) float64 { return math.Floor(joules/energyUnit) * energyUnit }
 
+// Microseconds returns seconds to the whole microsecond. Sums of such, made so again, are the same in any order: a counter that is a sum would else
+// fall by its last bit now and then, and be taken for one that began anew.
+func Microseconds(seconds float64) float64 { return math.Round(seconds*1e6) / 1e6 }
+
 // energyAccount shares out the device's energy by SM time between two readings of the driver's counter.
 type energyAccount struct {
 	raw     frame.Opt[float64] // J: the driver's counter
@@ -119,39 +123,42 @@ func (a *pcieAccount) close(now time.Time, given uint64, settle time.Duration) f
 	return frame.Some(given + a.rest)
 }
 
-// leave moves what a workload was given to the rest: it will be shown no more. Where its container runs on, views that fold processes into
-// containers still need it.
-func (d *device) leave(w *workload, dropped bool) {
+// leave moves what a workload was given to the rest: it will be shown no more, or not for now. Where its container runs on, views that fold
+// processes into containers still need it, and what the rest has none of stays with what is in no container.
+func (d *device) leave(w *workload) {
 	if w.shown { // else its part never left the rest
 		d.energy.rest += w.energy
 		for i := range w.copied {
 			d.pcie[i].rest += w.copied[i]
 		}
-		if dropped && w.container != "" {
-			p := d.past[w.container]
-			if p == nil {
-				p = &past{}
-				d.past[w.container] = p
+		p := d.pastOf(w.container)
+		p.busy = Microseconds(p.busy + Microseconds(w.busy))
+		p.cpu = Microseconds(p.cpu + w.cpu.V - w.cpuLeft)
+		if w.container != "" {
+			p.energy += w.energy
+			for i := range w.copied {
+				p.copied[i] += w.copied[i]
 			}
-			p.add(w)
 		}
+		w.cpuLeft = w.cpu.V
 	}
-	w.energy, w.copied, w.shown = 0, [2]uint64{}, false
+	w.busy, w.busyShared, w.energy, w.copied, w.shown = 0, 0, 0, [2]uint64{}, false
 }
 
-// past is what the dropped processes of one container had counted on one device.
+// past is what the dropped processes of one container had counted on one device. What is in no container, or in one that is gone, has its energy
+// and copies in the rest alone.
 type past struct {
 	busy, energy, cpu float64
 	copied            [2]uint64
 }
 
-func (p *past) add(w *workload) {
-	p.busy += w.busy
-	p.energy += w.energy
-	p.cpu += w.facts.CPUSeconds
-	for i := range w.copied {
-		p.copied[i] += w.copied[i]
+func (d *device) pastOf(container string) *past {
+	p := d.past[container]
+	if p == nil {
+		p = &past{}
+		d.past[container] = p
 	}
+	return p
 }
 
 // grow adds to sum what a counter counted between two readings. One that fell has started anew.

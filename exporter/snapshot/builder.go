@@ -56,7 +56,7 @@ type device struct {
 	throttled                                   map[string]float64 // s: the driver's own counters by reason
 	energy                                      energyAccount
 	pcie                                        [2]pcieAccount   // by direction
-	past                                        map[string]*past // by container id
+	past                                        map[string]*past // by container id; empty: in none that runs
 	reports                                     []xidReport
 }
 
@@ -86,6 +86,8 @@ type workload struct {
 	busyShared    float64              // s: the part of busy that energy was given for
 	copied        [2]uint64            // bytes by direction
 	copies        bool                 // the tracer tells what it copies
+	cpu           frame.Opt[float64]   // s: as /proc had it last
+	cpuLeft       float64              // s: the part of cpu that leave moved away
 }
 
 // NewBuilder returns a builder that knows nothing yet.

@@ -98,7 +98,7 @@ func TestGone(t *testing.T) {
 	b.Apply(dockerUp(t0))
 	b.Apply(dockerHas(t0, c))
 	b.Apply(tick(t0, d))
-	b.Apply(procs(t0, processes.Process{PID: 7, StartTime: 1, Cgroup: "/docker/" + idA, Container: idA}))
+	b.Apply(procs(t0, processes.Process{PID: 7, StartTime: 1, Cgroup: "/docker/" + idA, Container: idA, CPUSeconds: 1.25}))
 	w := find(b.Snapshot(t0), 7)
 	if w == nil || !w.Alive || w.Container.Name != "job" || w.Memory.V != 50 {
 		t.Fatalf("before: %+v", w)
@@ -107,7 +107,7 @@ func TestGone(t *testing.T) {
 	s := b.Snapshot(t0.Add(10 * time.Millisecond))
 	closed(t, s)
 	w = find(s, 7)
-	if w == nil || w.Alive || w.Memory.OK || !w.Busy.OK || w.Container.Name != "job" {
+	if w == nil || w.Alive || w.Memory.OK || !w.Busy.OK || w.CPU != frame.Some(1.25) || w.Container.Name != "job" {
 		t.Fatalf("after the container's end: %+v", w)
 	}
 	if w := find(b.Snapshot(t0.Add(3*time.Minute)), 7); w != nil {

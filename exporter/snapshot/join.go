@@ -106,7 +106,7 @@ func (b *Builder) Snapshot(now time.Time) *Snapshot {
 			copied[fromDevice] += w.DtoH.V
 		}
 		for i, f := range []struct{ device, rest *frame.Opt[uint64] }{{&out.PCIeRX, &rest.HtoD}, {&out.PCIeTX, &rest.DtoH}} {
-			if *f.device = d.pcie[i].close(now, copied[i], settle); f.device.OK {
+			if *f.device = d.pcie[i].close(now, copied[i], settle); f.device.OK || d.pcie[i].rest > 0 { // what gone processes copied stays in any case
 				*f.rest = frame.Some(d.pcie[i].rest)
 			}
 		}
@@ -161,7 +161,7 @@ func (b *Builder) mismatch(d *device, held map[int]activity.Device) (bytes uint6
 	return bytes
 }
 
-// pasts lists what the dropped processes of containers that still run, or still have a process among ws, had counted.
+// pasts lists what the dropped processes of containers that still run, or still have a process among ws, had counted, and last what all others had.
 func (d *device) pasts(n int, known map[string]containers.Container, ws []Workload) []Workload {
 	names := maps.Clone(known)
 	for _, w := range ws {
@@ -170,17 +170,33 @@ func (d *device) pasts(n int, known map[string]containers.Container, ws []Worklo
 		}
 	}
 	var out []Workload
+	show := func(p *past, c containers.Container) {
+		// What was never counted is absent, not 0.
+		out = append(out, Workload{Device: n, Container: c, Busy: positive(p.busy), Energy: positive(p.energy), CPU: positive(p.cpu),
+			HtoD: positive(p.copied[toDevice]), DtoH: positive(p.copied[fromDevice])})
+	}
 	for _, id := range slices.Sorted(maps.Keys(d.past)) {
-		c, ok := names[id]
-		if !ok {
-			delete(d.past, id)
-			continue
-		}
 		p := d.past[id]
-		out = append(out, Workload{Device: n, Container: c, Busy: frame.Some(p.busy), Energy: frame.Some(p.energy), CPU: frame.Some(p.cpu),
-			HtoD: frame.Some(p.copied[toDevice]), DtoH: frame.Some(p.copied[fromDevice])})
+		switch c, ok := names[id]; {
+		case ok:
+			show(p, c)
+		case id != "":
+			delete(d.past, id)
+			others := d.pastOf("")
+			others.busy, others.cpu = Microseconds(others.busy+p.busy), Microseconds(others.cpu+p.cpu)
+		}
+	}
+	if p := d.past[""]; p != nil {
+		show(p, containers.Container{})
 	}
 	return out
+}
+
+func positive[T uint64 | float64](v T) (o frame.Opt[T]) {
+	if v > 0 {
+		o = frame.Some(v)
+	}
+	return o
 }
 
 // workloads lists the processes of one device, living and lingering, and drops those that are to be shown no more.
@@ -212,12 +228,15 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 			alive = false // /proc no longer has it
 		}
 		if self[k.pid] || alive && monitoring(traced, inList) {
-			d.leave(w, false)
+			d.leave(w)
 			continue
 		}
 		if alive && ok {
+			if id := b.containerOf(facts); id != w.container {
+				d.leave(w) // what it counted so far was counted elsewhere, and stays there
+				w.container = id
+			}
 			w.facts = facts
-			w.container = b.containerOf(facts)
 		}
 		c, running := known[w.container]
 		switch {
@@ -237,7 +256,7 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 			w.goneAt = now
 		}
 		if !alive && now.Sub(w.goneAt) >= b.cfg.Linger {
-			d.leave(w, true)
+			d.leave(w)
 			delete(d.workloads, k)
 			continue
 		}
@@ -246,8 +265,14 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 		}
 		w.shown = true
 		o := Workload{Device: n, PID: k.pid, StartTime: k.start, Container: c, Comm: w.facts.Comm, Command: w.facts.Command, Alive: alive}
+		if facts, ok := b.processes[k.pid]; ok && alive {
+			w.cpu = frame.Some(max(w.cpu.V, facts.CPUSeconds))
+		}
+		if w.cpu.OK {
+			o.CPU = frame.Some(Microseconds(w.cpu.V - w.cpuLeft))
+		}
 		if d.sampled || w.busy > 0 {
-			o.Busy = frame.Some(w.busy)
+			o.Busy = frame.Some(Microseconds(w.busy))
 		}
 		if o.Busy.OK && d.energy.raw.OK || w.energy > 0 {
 			o.Energy = frame.Some(w.energy)
@@ -261,11 +286,11 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 		// Labels name a process by its PID alone, so a PID that is used again has one series: the living process's, else the younger one's.
 		if i := len(out) - 1; i >= 0 && out[i].PID == k.pid {
 			if out[i].Alive && !alive {
-				d.leave(w, true)
+				d.leave(w)
 				delete(d.workloads, k)
 				continue
 			}
-			d.leave(d.workloads[keys[i]], true)
+			d.leave(d.workloads[keys[i]])
 			delete(d.workloads, keys[i])
 			out, keys = out[:i], keys[:i]
 		}
@@ -280,9 +305,6 @@ func (b *Builder) gauges(now time.Time, d *device, w *workload, o *Workload, p f
 	if traced != nil && traced.FromBirth && b.tracer.report.Ledger && a.Used.OK {
 		o.Memory = a.Used
 		o.Peak = frame.Some(max(a.Peak.V, a.Used.V))
-	}
-	if facts, ok := b.processes[o.PID]; ok {
-		o.CPU = frame.Some(facts.CPUSeconds)
 	}
 	if d.sampled && b.fresh(now, d.samplesAt, d.samplesPeriod) {
 		o.Utilization, o.MemoryBW = frame.Some(w.mean.SM), frame.Some(w.mean.Memory)

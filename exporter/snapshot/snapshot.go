@@ -22,7 +22,7 @@ type Snapshot struct {
 	Library    frame.Library
 	Devices    []Device    // every device ever seen, by index
 	Workloads  []Workload  // by device, then PID; the unattributed one of each device last
-	Past       []Workload  // what processes dropped after the linger time had counted, by device and container that still runs; no part of the sums
+	Past       []Workload  // what processes dropped after the linger time had counted, by device and container that still runs; the empty one has the others'; no part of the sums
 	Containers []Container // running ones that asked for a GPU or have a process on one
 	Activity   []Activity  // what containers did to the driver, by container id; the empty id is everything outside containers
 	Tracer     *activity.Report
