@@ -13,6 +13,7 @@ import (
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/input"
+	"gpu-exporter/exporter/processes"
 	"gpu-exporter/exporter/processes/watch"
 	"gpu-exporter/exporter/recording"
 	"gpu-exporter/exporter/snapshot"
@@ -88,7 +89,9 @@ func (e *Exporter) Run(ctx context.Context) error {
 	} else {
 		procs = watch.New(watch.Config{Root: e.cfg.ProcRoot, Interval: e.cfg.Snapshot.Interval, Logger: e.cfg.Logger})
 		name, _ := os.Hostname()
-		emit(input.Input{Time: time.Now().UnixNano(), Host: &input.Host{IP: e.cfg.HostIP, Name: name, Self: []int{os.Getpid()}}})
+		own := processes.ReadOwn(e.cfg.ProcRoot)
+		emit(input.Input{Time: time.Now().UnixNano(), Host: &input.Host{IP: e.cfg.HostIP, Name: name, Self: []int{os.Getpid()},
+			KernelVersion: own.Kernel, BootID: own.BootID, Capabilities: own.Capabilities}})
 		sources.Go(func() { worker.New(e.cfg.Worker).Run(ctx, emit) })
 		sources.Go(func() { docker.New(e.cfg.Docker).Run(ctx, emit) })
 		sources.Go(func() { procs.Run(ctx, emit) })

@@ -13,10 +13,14 @@ import (
 	"github.com/alecthomas/kingpin/v2"
 
 	"gpu-exporter/exporter"
+	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/doctor"
 	"gpu-exporter/exporter/input"
 )
+
+// maxEvidence bounds a line for people; the JSON has all of it.
+const maxEvidence = 300
 
 func doctorCommand(app *kingpin.Application) command {
 	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. Exit code 0: nothing; 1: warnings; 2: something is broken.")
@@ -32,11 +36,13 @@ func doctorCommand(app *kingpin.Application) command {
 		if cfg.Worker.DriverRoot != "" {
 			host.DriverRoot = cfg.Worker.DriverRoot
 		}
-		var usage usageError
-		if err := ask(ctx, host, from, cfg); errors.As(err, &usage) {
-			return err
-		} else if err != nil {
-			host.Reason = err.Error()
+		if err := ask(ctx, host, from, cfg); err != nil {
+			var usage usageError
+			if errors.As(err, &usage) {
+				return err
+			}
+			var stranger strangerError
+			host.Reason, host.Stranger = err.Error(), errors.As(err, &stranger)
 		}
 		host.Now = time.Now()
 		report := doctor.Examine(host)
@@ -47,7 +53,11 @@ func doctorCommand(app *kingpin.Application) command {
 			}
 		} else {
 			for _, f := range report.Findings {
-				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, f.Evidence)
+				evidence := containers.Clean(f.Evidence, maxEvidence)
+				if evidence != f.Evidence {
+					evidence += "…"
+				}
+				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, evidence)
 				if f.Advice != "" {
 					fmt.Fprintf(out, "%22s do: %s\n", "", f.Advice)
 				}
@@ -72,18 +82,22 @@ func ask(ctx context.Context, host *doctor.Host, from *sourceFlags, cfg exporter
 	if src.local == nil {
 		host.From = "it answers at " + src.remote.address()
 	} else {
-		host.From = "none runs here: this host was sampled"
+		host.From, host.Sampled = "none runs here: this host was sampled", true
 		for start := time.Now(); time.Since(start) < settleTime && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 			s := src.local.Latest()
-			nvml, ok := s.Sources[input.SourceNVML]
-			if _, docker := s.Sources[input.SourceDocker]; ok && docker && s.Tracer != nil && nvml.Reason != "starting" && time.Since(start) > quietTime {
+			told := s.Tracer != nil && s.Sources[input.SourceNVML].Reason != "starting"
+			for _, name := range []string{input.SourceNVML, input.SourceDocker, input.SourceProcesses} {
+				_, ok := s.Sources[name]
+				told = told && ok
+			}
+			if told && time.Since(start) > quietTime {
 				break
 			}
 		}
 	}
-	host.Snapshot, err = src.snapshot(ctx)
-	if err != nil {
-		host.Snapshot = nil
+	s, err := src.snapshot(ctx)
+	if err == nil {
+		host.Snapshot = s
 	}
 	return err
 }

@@ -29,6 +29,11 @@ import (
 // unseenError says that the host's GPUs cannot be seen at all, which is not the same as that nothing runs on them.
 type unseenError struct{ error }
 
+func (e unseenError) Unwrap() error { return e.error }
+
+// strangerError says that what answers is no gpu-exporter.
+type strangerError struct{ error }
+
 // source is where ps and top read: a running exporter, or an exporter of their own in this process.
 type source struct {
 	remote *remote
@@ -215,6 +220,9 @@ func (r *remote) get(ctx context.Context, path string, into any) error {
 		return fmt.Errorf("no exporter answers at %s: %w", at, err)
 	}
 	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusNotFound {
+		return strangerError{fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %s", at, containers.Clean(answer.Status, 100))}
+	}
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("reading %s: %s", at, containers.Clean(answer.Status, 100))
 	}
@@ -223,7 +231,7 @@ func (r *remote) get(ctx context.Context, path string, into any) error {
 		return fmt.Errorf("reading %s: %w", at, err)
 	}
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(into); err != nil {
-		return fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %w", at, err)
+		return strangerError{fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %w", at, err)}
 	}
 	return nil
 }

@@ -11,7 +11,6 @@ type Info struct {
 	Runtimes      []string // OCI runtimes
 	CDI           []string // directories of CDI specifications; none: the engine does not do CDI
 
-	Absent bool   // there is no engine at all
 	Reason string // why it cannot be asked; empty: it was
 }
 
@@ -31,6 +30,5 @@ func Look(ctx context.Context, c Config) Info {
 			}
 		}
 	}
-	f := diagnose(c.Host, err)
-	return Info{Absent: f.kind == kindAbsent, Reason: f.reason}
+	return Info{Reason: diagnose(c.Host, err).reason}
 }

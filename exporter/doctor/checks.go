@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +23,7 @@ import (
 var (
 	noGPU       = &Fault{Broken, "the PCI bus has no NVIDIA GPU", "`lspci -d 10de:` must show one: seat the board, or pass it through to this virtual machine"}
 	otherDriver = &Fault{Broken, "a GPU is bound to another driver (nouveau) or to none", "blacklist nouveau, load `nvidia`, and see `dmesg` for why it does not take the GPU"}
-	vfio        = &Fault{Warning, "a GPU is bound to vfio-pci, so it is a virtual machine's", "nothing, if it is meant so; else `driverctl unset-override ADDRESS`"}
+	vfio        = &Fault{Warning, "a GPU is bound to VFIO, so it is a virtual machine's", "nothing, if it is meant so; else `driverctl unset-override ADDRESS`"}
 	asleep      = &Fault{Warning, "a GPU is suspended: it has no figures and is not woken for them", "nothing, if it shall save power; else write `on` to its `power/control` in sysfs"}
 	notLoaded   = &Fault{Broken, "the NVIDIA driver is not loaded", "`modprobe nvidia`; if that fails, install the driver for this kernel and see `dmesg`"}
 	noLibrary   = &Fault{Broken, "no usable libnvidia-ml.so.1: tried …", "install the driver's libraries, or name the file with `--nvml.library`; in a container set `--driver-root`"}
@@ -35,20 +37,24 @@ var (
 	noCaps      = &Fault{Warning, "capabilities are missing", "run as root, or with those in the unit of `gpu-exporter assets export DIR`; without them there are no kernel events"}
 	noBTF       = &Fault{Warning, "the kernel has no BTF", "use a kernel with CONFIG_DEBUG_INFO_BTF, 5.8 or later; all but kernel events works without"}
 	lockdown    = &Fault{Warning, "the kernel is locked down (confidentiality)", "boot with `lockdown=integrity`; all but kernel events works without"}
-	noTracefs   = &Fault{Warning, "tracefs is not mounted and may not be", "`mount -t tracefs tracefs /sys/kernel/tracing`, or give CAP_SYS_ADMIN"}
+	noTracefs   = &Fault{Warning, "tracefs cannot be read or mounted", "`mount -t tracefs tracefs /sys/kernel/tracing`, or give CAP_SYS_ADMIN"}
 	tracerDown  = &Fault{Warning, "the kernel tracer is off", "do what the reason says; opens, failed requests and copies of containers are missing without it"}
 	pidSpace    = &Fault{Broken, "this is not the host's PID namespace, so processes have no names", "run the container with `--pid=host`"}
 	hidden      = &Fault{Broken, "/proc does not show the processes of others", "run as root, or without `hidepid`; mount the host's /proc"}
 	noCgroup    = &Fault{Broken, "no control groups, so no process has a container", "mount cgroup2 on /sys/fs/cgroup; in a container use `--pid=host`"}
 	reload      = &Fault{Warning, "cgroup driver systemd, and containers whose GPUs systemd does not know of",
 		"`systemctl daemon-reload` takes the GPUs from them: give GPUs through CDI (`--device nvidia.com/gpu=all`), or set `native.cgroupdriver=cgroupfs` in Docker's exec-opts"}
+	noCharLinks   = &Fault{Warning, "cgroup driver systemd, and no /dev/char/195:255", "`systemctl daemon-reload` takes the GPUs from containers: `nvidia-ctk system create-dev-char-symlinks --create-all`, at every boot"}
 	noDocker      = &Fault{Warning, "docker: no Docker here: … does not exist", "mount the socket into the exporter's container; on a host without Docker nothing, and no names"}
 	dockerDown    = &Fault{Broken, "docker: down: permission denied, nobody listens, no answer", "run as root or in the socket's group; `systemctl status docker`"}
 	noRuntime     = &Fault{Warning, "Docker has neither NVIDIA's runtime nor a CDI specification", "install nvidia-container-toolkit, then `nvidia-ctk runtime configure` and restart Docker, or `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"}
 	oldCDI        = &Fault{Broken, "a CDI specification is of another version than the driver", "`nvidia-ctk cdi generate --output=FILE`: containers are given libraries that are not there"}
 	refused       = &Fault{Broken, "a container is refused its device nodes", "restart the container: `systemctl daemon-reload` took its device rules; CDI or the cgroupfs driver keep them"}
 	noExporter    = &Fault{Broken, "no exporter answers at `--url`", "start it, or correct the address"}
+	stranger      = &Fault{Broken, "listen tcp :9400: bind: address already in use", "another exporter, such as dcgm-exporter, has the port: `--web.listen-address=:9401`, and `--url=http://127.0.0.1:9401` here"}
+	otherHost     = &Fault{Broken, "the exporter at `--url` runs on another host", "run doctor there"}
 	staleExporter = &Fault{Broken, "the exporter's snapshot is old", "see its log; restart it"}
+	stuck         = &Fault{Broken, "a check gets no answer from the kernel", "see `dmesg`: a driver hangs; reset the GPU or reboot"}
 )
 
 // Checks are all checks, in the order in which one thing needs the other.
@@ -58,13 +64,13 @@ var Checks = []Check{
 	{"driver", []*Fault{notLoaded}, (*Host).driver},
 	{"nodes", []*Fault{noNode, wrongNode, closedNode}, (*Host).nodes},
 	{"versions", []*Fault{mismatch}, (*Host).versions},
-	{"exporter", []*Fault{noExporter, staleExporter}, (*Host).exporter},
+	{"exporter", []*Fault{noExporter, stranger, otherHost, staleExporter}, (*Host).exporter},
 	{"nvml", []*Fault{noLibrary, noNVML}, (*Host).nvml},
 	{"visible", []*Fault{notSeen, lost}, (*Host).visible},
 	{"pids", []*Fault{pidSpace, hidden}, (*Host).pids},
 	{"docker", []*Fault{noDocker, dockerDown}, (*Host).docker},
 	{"runtime", []*Fault{noRuntime, oldCDI}, (*Host).runtime},
-	{"cgroup", []*Fault{noCgroup, reload}, (*Host).cgroup},
+	{"cgroup", []*Fault{noCgroup, reload, noCharLinks}, (*Host).cgroup},
 	{"access", []*Fault{refused}, (*Host).access},
 	{"capabilities", []*Fault{noCaps}, (*Host).capabilities},
 	{"kernel", []*Fault{noBTF, lockdown}, (*Host).kernel},
@@ -101,12 +107,14 @@ func (h *Host) gpus() (out []found) {
 		switch g.driver {
 		case "nvidia":
 			good = append(good, g.address)
-		case "vfio-pci":
-			out = append(out, found{vfio, g.address + " is bound to vfio-pci"})
 		case "":
 			out = append(out, found{otherDriver, g.address + " is bound to no driver"})
 		default:
-			out = append(out, found{otherDriver, g.address + " is bound to " + g.driver})
+			fault := otherDriver
+			if strings.Contains(g.driver, "vfio") || g.driver == "pci-stub" || g.driver == "pciback" {
+				fault = vfio
+			}
+			out = append(out, found{fault, g.address + " is bound to " + g.driver})
 		}
 	}
 	if len(good) > 0 {
@@ -139,6 +147,9 @@ func (h *Host) driver() []found {
 	if v := h.module(); v != "" {
 		return fine("version " + v)
 	}
+	if h.up(input.SourceNVML) { // as in WSL
+		return fine("version " + h.Snapshot.Driver.Version + " by NVML")
+	}
 	return wrong(notLoaded, filepath.Join(h.Proc, "driver/nvidia/version")+" is not there")
 }
 
@@ -158,7 +169,7 @@ func (h *Host) libraries() []string {
 
 func (h *Host) versions() []found {
 	module, libraries := h.module(), h.libraries()
-	if h.Snapshot != nil && h.up(input.SourceNVML) {
+	if h.up(input.SourceNVML) {
 		if _, v, ok := strings.Cut(h.Snapshot.Driver.NVMLVersion, "."); ok && version.FindString(v) == v { // "13.580.159.04"
 			libraries = []string{v}
 		}
@@ -203,7 +214,7 @@ func (h *Host) wanted() []node {
 
 func (h *Host) nodes() (out []found) {
 	if h.module() == "" {
-		return wrong(unknown, "the driver is not loaded, so none is needed")
+		return wrong(unknown, "no kernel module is loaded that needs them")
 	}
 	var good []string
 	for _, n := range h.wanted() {
@@ -230,13 +241,48 @@ func (h *Host) nodes() (out []found) {
 	return out
 }
 
-// up tells whether a source of the exporter is up.
+// source returns the state of a source of the exporter; nil: there is no exporter, or it has not said.
+func (h *Host) source(name string) *view.Source {
+	if h.Snapshot != nil {
+		for i := range h.Snapshot.Sources {
+			if s := &h.Snapshot.Sources[i]; s.Name == name {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
 func (h *Host) up(name string) bool {
-	return slices.ContainsFunc(h.Snapshot.Sources, func(s view.Source) bool { return s.Name == name && s.Up })
+	s := h.source(name)
+	return s != nil && s.Up
+}
+
+// traced tells whether the exporter's tracer runs.
+func (h *Host) traced() bool {
+	return h.Snapshot != nil && h.Snapshot.Tracer != nil && h.Snapshot.Tracer.Up
+}
+
+// meet reads what /proc says of this process, and parts with an exporter of another host: what it sees and what is here do not belong together.
+func (h *Host) meet() {
+	h.own = processes.ReadOwn(h.Proc)
+	if h.Snapshot == nil {
+		return
+	}
+	if id := h.Snapshot.Host.BootID; id != "" && h.own.BootID != "" && id != h.own.BootID {
+		h.elsewhere = cmp.Or(h.Snapshot.Host.Name, "another host")
+		h.Snapshot = nil
+	} else if h.Snapshot.Host.Capabilities != "" {
+		h.own.Capabilities = h.Snapshot.Host.Capabilities
+	}
 }
 
 func (h *Host) exporter() []found {
 	switch {
+	case h.elsewhere != "":
+		return wrong(otherHost, fmt.Sprintf("%s, and that is %s", h.From, h.elsewhere))
+	case h.Snapshot == nil && h.Stranger:
+		return wrong(stranger, h.Reason)
 	case h.Snapshot == nil:
 		return wrong(noExporter, h.Reason)
 	case h.Now.Sub(h.Snapshot.Time) > staleAfter:
@@ -249,22 +295,24 @@ func (h *Host) nvml() []found {
 	if h.Snapshot == nil {
 		return wrong(unknown, "not known without an exporter")
 	}
-	for _, s := range h.Snapshot.Sources {
-		switch {
-		case s.Name != input.SourceNVML:
-		case s.Up:
-			return fine(fmt.Sprintf("version %s, %d GPUs", h.Snapshot.Driver.NVMLVersion, len(h.Snapshot.Devices)))
-		case strings.HasPrefix(s.Reason, "no usable libnvidia-ml"):
-			return wrong(noLibrary, s.Reason)
-		default:
-			return wrong(noNVML, s.Reason)
-		}
+	switch s := h.source(input.SourceNVML); {
+	case s == nil:
+		return wrong(noNVML, "it has not answered yet")
+	case s.Up:
+		return fine(fmt.Sprintf("version %s, %d GPUs", h.Snapshot.Driver.NVMLVersion, len(h.Snapshot.Devices)))
+	case strings.HasPrefix(s.Reason, "no usable libnvidia-ml"):
+		return wrong(noLibrary, s.Reason)
+	case strings.Contains(s.Reason, "driver is not loaded"):
+		return wrong(notLoaded, s.Reason)
+	case strings.Contains(s.Reason, "different versions"):
+		return wrong(mismatch, s.Reason)
+	default:
+		return wrong(noNVML, s.Reason)
 	}
-	return wrong(noNVML, "it has not answered yet")
 }
 
 func (h *Host) visible() (out []found) {
-	if h.Snapshot == nil || !h.up(input.SourceNVML) {
+	if !h.up(input.SourceNVML) {
 		return wrong(unknown, "not known without NVML")
 	}
 	shown := map[string]bool{}
@@ -288,26 +336,36 @@ func (h *Host) visible() (out []found) {
 	return out
 }
 
+// pids asks the exporter first: it may run in a container, and doctor beside it.
 func (h *Host) pids() []found {
-	switch v := processes.Look(h.Proc); v {
-	case processes.Visible:
+	reason := processes.Look(h.Proc).Reason()
+	if s := h.source(input.SourceProcesses); s != nil {
+		reason = s.Reason
+	}
+	switch kind, _, _ := strings.Cut(reason, ":"); processes.Visibility(kind) {
+	case "":
 		return fine("/proc shows the host's processes")
 	case processes.PIDNamespace:
-		return wrong(pidSpace, v.Explain())
+		return wrong(pidSpace, reason)
+	case processes.Hangs:
+		return wrong(stuck, reason)
 	default:
-		return wrong(hidden, v.Explain())
+		return wrong(hidden, reason)
 	}
 }
 
 func (h *Host) docker() []found {
-	switch e := h.Engine; {
-	case e.Absent:
-		return wrong(noDocker, e.Reason)
-	case e.Reason != "":
-		return wrong(dockerDown, e.Reason)
-	default:
-		return fine("version " + e.Version + ", API " + e.API)
+	reason := h.Engine.Reason
+	if s := h.source(input.SourceDocker); reason == "" && s != nil && !s.Up {
+		reason = "the exporter says: " + s.Reason
 	}
+	switch {
+	case strings.Contains(reason, "no Docker here"):
+		return wrong(noDocker, reason)
+	case reason != "":
+		return wrong(dockerDown, reason)
+	}
+	return fine("version " + h.Engine.Version + ", API " + h.Engine.API)
 }
 
 func (h *Host) runtime() (out []found) {
@@ -317,12 +375,21 @@ func (h *Host) runtime() (out []found) {
 			good = append(good, "runtime "+r)
 		}
 	}
+	for _, dir := range []string{"usr/bin", "usr/local/bin"} { // Docker's --gpus needs the hook alone
+		if path := h.file(dir + "/nvidia-container-runtime-hook"); exists(path) {
+			good = append(good, path)
+		}
+	}
 	directories := h.Engine.CDI
 	if h.Engine.Reason != "" { // other engines look there too
 		directories = []string{"/etc/cdi", "/var/run/cdi"}
 	}
 	module := h.module()
 	for _, dir := range directories {
+		// In a container the host's link from /var/run to /run would lead to the container's.
+		if below, ok := strings.CutPrefix(dir, "/var/run/"); ok {
+			dir = "/run/" + below
+		}
 		for _, path := range h.glob(filepath.Join(dir, "*")) {
 			text := read(path)
 			if !strings.Contains(text, "nvidia.com/") {
@@ -339,8 +406,8 @@ func (h *Host) runtime() (out []found) {
 	switch {
 	case len(good) > 0:
 		out = append(out, found{nil, few(good)})
-	case out == nil && h.Engine.Absent:
-		return fine("no Docker here")
+	case out == nil && h.Engine.Reason != "":
+		return wrong(unknown, "not known without Docker")
 	case out == nil:
 		return wrong(noRuntime, fmt.Sprintf("Docker's runtimes: %s; no specification of nvidia.com in %s", few(h.Engine.Runtimes), few(directories)))
 	}
@@ -365,34 +432,48 @@ func (h *Host) cgroup() []found {
 	if h.Engine.CgroupDriver != "" {
 		kind += ", Docker's driver " + h.Engine.CgroupDriver
 	}
-	if h.Engine.CgroupDriver == "systemd" && h.Snapshot != nil {
-		var names []string
+	if h.Engine.CgroupDriver != "systemd" {
+		return fine(kind)
+	}
+	var hooked, given []string
+	if h.Snapshot != nil {
 		for _, c := range h.Snapshot.Containers {
 			// systemd knows the devices that Docker gives itself, not those that NVIDIA's hook adds to the control group.
-			if slices.ContainsFunc(c.Assigned, func(a view.Assignment) bool { return a.Source == "device_requests" || a.Source == "env" }) {
-				names = append(names, c.Name)
+			switch {
+			case slices.ContainsFunc(c.Assigned, func(a view.Assignment) bool { return a.Source == "device_requests" || a.Source == "env" }):
+				hooked = append(hooked, c.Name)
+			case len(c.Assigned) > 0:
+				given = append(given, c.Name)
 			}
 		}
-		if len(names) > 0 {
-			return wrong(reload, kind+"; GPUs through NVIDIA's hook: "+few(names))
-		}
+	}
+	if len(hooked) > 0 {
+		return wrong(reload, kind+"; GPUs through NVIDIA's hook: "+few(hooked))
+	}
+	// And it finds the nodes that runc names to it by their links in /dev/char, which udev makes of most devices, but not of NVIDIA's.
+	if link := h.file("dev/char/195:255"); len(given) > 0 && !exists(link) {
+		return wrong(noCharLinks, kind+"; "+link+" is not there; GPUs: "+few(given))
 	}
 	return fine(kind)
 }
 
 func (h *Host) access() (out []found) {
-	if h.Snapshot == nil || h.Snapshot.Tracer == nil || !h.Snapshot.Tracer.Up {
+	if !h.traced() {
 		return wrong(unknown, "not known without the tracer")
 	}
 	for _, c := range h.Snapshot.Containers {
-		if c.RefusedOpens > 0 {
-			out = append(out, found{refused, fmt.Sprintf("container %s: %d opens not permitted", c.Name, c.RefusedOpens)})
+		if !c.AccessLost.IsZero() {
+			out = append(out, found{refused, fmt.Sprintf("container %s: /dev/nvidiactl refused, the last time %v ago; %d opens not permitted",
+				c.Name, max(0, h.Now.Sub(c.AccessLost)).Round(time.Second), c.RefusedOpens)})
 		}
 	}
-	if out == nil {
-		return fine("no container was refused a device node since the exporter started")
+	switch {
+	case out != nil:
+		return out
+	case h.Sampled:
+		return wrong(unknown, "nothing refused in a few seconds; an exporter that runs knows more")
 	}
-	return out
+	return fine("no container has lost its device nodes")
 }
 
 // needed are the capabilities that the exporter uses beyond those of any process.
@@ -401,15 +482,10 @@ var needed = []struct {
 	bit  int
 }{{"BPF", unix.CAP_BPF}, {"PERFMON", unix.CAP_PERFMON}, {"SYS_PTRACE", unix.CAP_SYS_PTRACE}, {"DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH}}
 
-// effective returns the effective ones as bits.
+// effective returns the exporter's effective ones as bits.
 func (h *Host) effective() (bits uint64, ok bool) {
-	for line := range strings.Lines(h.proc("self/status")) {
-		if value, is := strings.CutPrefix(line, "CapEff:"); is {
-			bits, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
-			return bits, err == nil
-		}
-	}
-	return 0, false
+	bits, err := strconv.ParseUint(h.own.Capabilities, 16, 64)
+	return bits, err == nil
 }
 
 func (h *Host) capabilities() []found {
@@ -431,24 +507,28 @@ func (h *Host) capabilities() []found {
 }
 
 func (h *Host) kernel() (out []found) {
-	if _, err := os.Stat(filepath.Join(h.Sys, "kernel/btf/vmlinux")); err != nil {
-		out = append(out, found{noBTF, filepath.Join(h.Sys, "kernel/btf/vmlinux") + " is not there"})
+	if btf := filepath.Join(h.Sys, "kernel/btf/vmlinux"); !exists(btf) {
+		out = append(out, found{noBTF, btf + " is not there"})
 	}
-	if text := h.sysfs("kernel/security/lockdown"); strings.Contains(text, "[confidentiality]") {
+	text := h.sysfs("kernel/security/lockdown")
+	if strings.Contains(text, "[confidentiality]") {
 		out = append(out, found{lockdown, "lockdown: " + text})
 	}
 	if out == nil {
-		return fine("BTF, and no lockdown that forbids BPF")
+		return fine(fmt.Sprintf("%s with BTF, lockdown %s", cmp.Or(h.own.Kernel, "a kernel"), cmp.Or(text, "none")))
 	}
 	return out
 }
 
 func (h *Host) tracefs() []found {
-	if _, err := os.Stat(filepath.Join(h.Sys, "kernel/tracing/events")); err == nil {
+	_, err := os.Stat(filepath.Join(h.Sys, "kernel/tracing/events"))
+	switch bits, ok := h.effective(); {
+	case err == nil:
 		return fine("mounted")
-	}
-	if bits, ok := h.effective(); ok && bits>>unix.CAP_SYS_ADMIN&1 == 0 {
-		return wrong(noTracefs, filepath.Join(h.Sys, "kernel/tracing")+" is empty, and CAP_SYS_ADMIN is not held")
+	case h.traced():
+		return fine("not mounted here; the exporter has it")
+	case ok && bits>>unix.CAP_SYS_ADMIN&1 == 0:
+		return wrong(noTracefs, fmt.Sprintf("%v, and CAP_SYS_ADMIN is not held", err))
 	}
 	return fine("not mounted; the exporter mounts it for itself")
 }
@@ -463,6 +543,11 @@ func (h *Host) tracer() []found {
 		return fine("runs with " + h.Snapshot.Tracer.Mode + "; " + h.Snapshot.Tracer.Reason)
 	}
 	return fine("runs with " + h.Snapshot.Tracer.Mode)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // few joins names, and counts those after the first five.

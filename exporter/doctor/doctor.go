@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/docker"
+	"gpu-exporter/exporter/processes"
 	"gpu-exporter/exporter/view"
 )
 
@@ -60,12 +62,19 @@ type Host struct {
 	Engine   docker.Info    // what the engine says of itself
 	Snapshot *view.Snapshot // what the exporter sees; nil: there is none
 	Reason   string         // why there is none
+	Stranger bool           // something answers where the exporter should, and is none
+	Sampled  bool           // no exporter runs: the snapshot is of this process, some seconds old
 	From     string         // where the snapshot is from
 	Now      time.Time
+
+	own       processes.Own // of the exporter, else of this process
+	elsewhere string        // the name of the host that the exporter runs on, where that is another
 }
 
-// staleAfter is the age at which a snapshot says that sampling has stopped.
-const staleAfter = 10 * time.Second
+const (
+	staleAfter = 10 * time.Second // the age at which a snapshot says that sampling has stopped
+	patience   = 5 * time.Second  // a check that takes longer waits for a driver that does not answer
+)
 
 // Fault is one thing that can be wrong.
 type Fault struct {
@@ -116,10 +125,22 @@ func read(dir string, elements ...string) string {
 }
 
 // Examine runs every check.
-func Examine(h *Host) *Report {
+func Examine(h *Host) *Report { return examine(h, Checks, patience) }
+
+func examine(h *Host, checks []Check, patience time.Duration) *Report {
+	own := *h
+	own.meet()
 	r := &Report{State: OK}
-	for _, c := range Checks {
-		for _, f := range c.look(h) {
+	for _, c := range checks {
+		answer := make(chan []found, 1)
+		go func() { answer <- c.look(&own) }()
+		var list []found
+		select {
+		case list = <-answer:
+		case <-time.After(patience):
+			list = wrong(stuck, fmt.Sprintf("no answer from the kernel within %v", patience))
+		}
+		for _, f := range list {
 			finding := Finding{Check: c.Name, State: OK, Evidence: containers.Clean(f.evidence, 2000)}
 			if f.fault != nil {
 				finding.State, finding.Advice = f.fault.State, f.fault.Advice
@@ -137,10 +158,12 @@ func Examine(h *Host) *Report {
 func Table() string {
 	var b strings.Builder
 	b.WriteString("| check | what can be wrong | do |\n|---|---|---|\n")
+	row := func(name string, f *Fault) { b.WriteString("| " + name + " | " + f.Sign + " | " + f.Advice + " |\n") }
 	for _, c := range Checks {
 		for _, f := range c.Faults {
-			b.WriteString("| " + c.Name + " | " + f.Sign + " | " + f.Advice + " |\n")
+			row(c.Name, f)
 		}
 	}
+	row("any", stuck)
 	return b.String()
 }

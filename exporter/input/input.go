@@ -26,7 +26,9 @@ type Host struct {
 	IP            string `json:"ip"`
 	Name          string `json:"name"`
 	KernelVersion string `json:"kernel,omitempty"`
-	Self          []int  `json:"self,omitempty"` // PIDs of the exporter and its worker: never workloads
+	BootID        string `json:"boot_id,omitempty"`      // tells one boot of a host from all others
+	Capabilities  string `json:"capabilities,omitempty"` // the exporter's effective ones, hexadecimal
+	Self          []int  `json:"self,omitempty"`         // PIDs of the exporter and its worker: never workloads
 }
 
 // Containers is the set of running containers.

@@ -108,6 +108,32 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// TestRefused: access is lost with the last refused open of nvidiactl, until one succeeds; refusals of a single GPU do not count.
+func TestRefused(t *testing.T) {
+	b := NewBuilder(Config{Linger: time.Minute})
+	b.Apply(dockerHas(t0, containers.Container{ID: idA, Name: "job"}))
+	at := t0
+	check := func(want time.Time, opens ...activity.Open) {
+		t.Helper()
+		at = at.Add(time.Second)
+		b.Apply(report(at, activity.Report{Groups: []activity.Group{{Cgroup: "/docker/" + idA, Opens: opens}}}))
+		for _, a := range b.Snapshot(at).Activity {
+			if a.Container.ID == idA && !a.Counts.Refused.Equal(want) {
+				t.Errorf("at %v: %v, want %v", at, a.Counts.Refused, want)
+			}
+		}
+	}
+	ok, gpu := activity.Open{Node: "ctl", Result: "ok", Count: 1}, activity.Open{Node: "gpu", Result: "eperm", Count: 5}
+	check(time.Time{}, ok, gpu)
+	lost := t0.Add(2 * time.Second)
+	check(lost, ok, gpu, activity.Open{Node: "ctl", Result: "eperm", Count: 1})
+	check(lost, ok, gpu, activity.Open{Node: "ctl", Result: "eperm", Count: 1})
+	lost = t0.Add(4 * time.Second)
+	check(lost, ok, activity.Open{Node: "ctl", Result: "eperm", Count: 2})
+	ok.Count = 2
+	check(time.Time{}, ok, activity.Open{Node: "ctl", Result: "eperm", Count: 3})
+}
+
 // TestGroups: counters of control groups go to their containers, of any depth; a group that ends leaves its own behind, and what is in no container is one.
 func TestGroups(t *testing.T) {
 	b := NewBuilder(Config{Linger: time.Minute})

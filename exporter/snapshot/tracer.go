@@ -31,12 +31,13 @@ type Counts struct {
 	Calls    map[string]*activity.Call
 	Failures map[string]uint64 // failed requests of VRAM by GPU UUID
 	Launches uint64
+	Refused  time.Time // of the last open of nvidiactl that was not permitted; zero: none was, or one succeeded since
 }
 
 // OpenKind is a kind of open of a device node.
 type OpenKind struct{ Node, Result string }
 
-// RefusedOpens is how many opens were not permitted: those of a container that has lost its device rules.
+// RefusedOpens is how many opens of the driver's nodes were not permitted.
 func (c *Counts) RefusedOpens() uint64 {
 	n := uint64(0)
 	for kind, count := range c.Opens {
@@ -58,7 +59,7 @@ func (b *Builder) tracerReport(now time.Time, r *activity.Report) {
 	}
 	b.copies()
 	if r.Mode != "off" {
-		b.groups(r.Groups)
+		b.groups(now, r.Groups)
 	}
 	seen := make(map[activity.Xid]bool, len(r.Xids))
 	for _, x := range r.Xids {
@@ -203,16 +204,16 @@ func (b *Builder) container(id string) containers.Container {
 
 // groups adds what control groups counted since the last report to their containers. A group that is gone leaves what it counted to its
 // container, and a container is forgotten with its last group.
-func (b *Builder) groups(list []activity.Group) {
-	now := make(map[string]*Counts, len(list))
+func (b *Builder) groups(now time.Time, list []activity.Group) {
+	groups := make(map[string]*Counts, len(list))
 	for _, g := range list {
-		if now[g.Cgroup] == nil {
-			now[g.Cgroup] = newCounts()
+		if groups[g.Cgroup] == nil {
+			groups[g.Cgroup] = newCounts()
 		}
-		now[g.Cgroup].count(g)
+		groups[g.Cgroup].count(g)
 	}
 	sums := map[string]*Counts{}
-	for path, n := range now {
+	for path, n := range groups {
 		id := b.owner(path)
 		if sums[id] == nil {
 			sums[id] = newCounts()
@@ -226,10 +227,28 @@ func (b *Builder) groups(list []activity.Group) {
 		}
 		sums[id].grow(was, n)
 	}
+	for id, sum := range sums {
+		was := b.counts[id]
+		if was == nil {
+			was = newCounts()
+		}
+		sum.refuse(now, was)
+	}
 	if sums[""] == nil && b.counts[""] != nil {
 		sums[""] = b.counts[""]
 	}
-	b.tracer.groups, b.counts = now, sums
+	b.tracer.groups, b.counts = groups, sums
+}
+
+// refuse notes whether the driver's control node, which every program opens first, was refused since the counts were as they were.
+func (c *Counts) refuse(now time.Time, was *Counts) {
+	more := func(result string) bool { kind := OpenKind{"ctl", result}; return c.Opens[kind] > was.Opens[kind] }
+	switch c.Refused = was.Refused; {
+	case more("ok"):
+		c.Refused = time.Time{}
+	case more("eperm"):
+		c.Refused = now
+	}
 }
 
 func newCounts() *Counts {

@@ -35,6 +35,9 @@ type Host struct {
 	Name   string `json:"name,omitempty"`
 	IP     string `json:"ip,omitempty"`
 	Kernel string `json:"kernel,omitempty"`
+	BootID string `json:"boot_id,omitempty"` // tells one boot of a host from all others
+	// Capabilities are the exporter's effective ones, hexadecimal as in /proc/self/status.
+	Capabilities string `json:"capabilities,omitempty"`
 }
 
 // Driver has the versions of the driver and its library.
@@ -139,6 +142,8 @@ type Container struct {
 	Processes map[string]int `json:"processes,omitempty"`   // processes by UUID of the GPU
 	// RefusedOpens counts its opens of the driver's device nodes that were not permitted, since the exporter started.
 	RefusedOpens uint64 `json:"refused_opens_total,omitempty"`
+	// AccessLost is when it was last not permitted to open the driver's control node; absent: never since it started, or it has opened it since.
+	AccessLost time.Time `json:"access_lost,omitzero"`
 
 	// Sums over its processes. Two GPUs fully used are 200 percent.
 	Utilization Number `json:"utilization_percent,omitzero"`
@@ -155,7 +160,7 @@ type Assignment struct {
 
 // New returns the view of a snapshot. Processes that are gone and linger for their counters are not in it.
 func New(s *snapshot.Snapshot) *Snapshot {
-	v := &Snapshot{Time: s.Time, Host: Host{Name: s.Host.Name, IP: s.Host.IP, Kernel: s.Host.KernelVersion},
+	v := &Snapshot{Time: s.Time, Host: Host{Name: s.Host.Name, IP: s.Host.IP, Kernel: s.Host.KernelVersion, BootID: s.Host.BootID, Capabilities: s.Host.Capabilities},
 		Driver:  Driver{Version: s.Library.DriverVersion, NVMLVersion: s.Library.NVMLVersion, CUDAVersion: s.Library.CUDAVersion},
 		Sources: []Source{}, Devices: []Device{}, Workloads: []Workload{}, Containers: []Container{}}
 	for _, name := range slices.Sorted(maps.Keys(s.Sources)) {
@@ -178,6 +183,9 @@ func New(s *snapshot.Snapshot) *Snapshot {
 		for k := range s.Activity {
 			if a := &s.Activity[k]; a.Container.ID == c.ID {
 				c.RefusedOpens = a.Counts.RefusedOpens()
+				if a.Counts.Refused.After(c.Started) {
+					c.AccessLost = a.Counts.Refused
+				}
 				if a.Counts.Launches > 0 {
 					c.Launches = frame.Some(a.Counts.Launches)
 				}
