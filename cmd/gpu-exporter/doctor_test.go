@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"gpu-exporter/exporter/docker/dockertest"
 	"gpu-exporter/exporter/doctor"
 	"gpu-exporter/nvml/fake"
 )
@@ -46,4 +47,37 @@ func TestDoctorSamples(t *testing.T) {
 	}
 	ran(t, "doctor", "--replay=demo").oneLine(t, 2, "not at a recording")
 	ran(t, "doctor", "--url=nonsense").oneLine(t, 2, "not of the form")
+}
+
+// TestDoctorHost: with a real engine all is well and the exit code is 0; a container that is refused the driver's node is told from one that is not, until
+// it is started anew.
+func TestDoctorHost(t *testing.T) {
+	d := dockertest.Start(t)
+	engine := "--docker.host=" + d.Host
+	d.Run(t, "--name", "well", "--gpus", "all", "busybox")
+	p := start(t, engine, "--nvml.library="+fake.Install(t, fake.Scenario{GPUs: []fake.GPU{fake.H200(0)}}).Library)
+	p.until(t, 10*time.Second, "the tracer and the containers", func(s scrape) bool {
+		return len(s.find("gpu_container_info")) == 1 && s.has(1, "gpu_exporter_tracer_up")
+	})
+	args := []string{"doctor", "--url=http://" + p.address, engine}
+	if r := ran(t, args...); r.code != 0 || r.stderr != "" || strings.Contains(r.stdout, " do: ") {
+		t.Errorf("%+v", r)
+	}
+	// Its device rules do not allow the node, as after a reload. Started anew it does not open it.
+	d.Run(t, "--name", "lost", "--gpus", "all", "busybox", "sh", "-c", "[ -e /once ] || { touch /once; mknod /dev/nvidiactl c 195 255; cat </dev/nvidiactl; }; sleep 600")
+	p.until(t, 10*time.Second, "the refused open", func(s scrape) bool {
+		return s.has(1, "gpu_device_opens_total", "container_name", "lost", "node", "ctl", "result", "eperm")
+	})
+	access := regexp.MustCompile(`\nbroken +access +container lost: /dev/nvidiactl refused, the last time \d+s ago; 1 opens not permitted\n +do: restart the container`)
+	if r := ran(t, args...); r.code != 2 || !access.MatchString(r.stdout) || strings.Count(r.stdout, "broken") != 1 {
+		t.Errorf("%+v", r)
+	}
+	d.Docker(t, "restart", "-t", "0", "lost")
+	r := ran(t, args...)
+	for end := time.Now().Add(10 * time.Second); r.code != 0 && time.Now().Before(end); r = ran(t, args...) {
+		time.Sleep(200 * time.Millisecond)
+	}
+	if r.code != 0 {
+		t.Errorf("%+v", r)
+	}
 }
