@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +85,7 @@ func TestFromScratch(t *testing.T) {
 	if len(s.find("gpu_process_cpu_seconds_total", "process_pid", fmt.Sprint(host))) != 1 {
 		t.Error("no CPU time of the host's process")
 	}
+	doctors(t, d, "--url=http://"+p.address)
 	kin := descendants(pid(t, d, "exporter"))
 	if len(kin) != 1 {
 		t.Errorf("%d children of the exporter, want the worker", len(kin))
@@ -99,6 +101,34 @@ func TestFromScratch(t *testing.T) {
 	}
 	if text := containerLog(t, d, "exporter"); strings.Contains(text, "level=ERROR") {
 		t.Errorf("log:\n%s", text)
+	}
+}
+
+// doctors runs doctor in containers: in one like the exporter's, where it finds the host's things, and in ones that lack what it needs, where it says so.
+func doctors(t *testing.T, d *dockertest.Daemon, url string) {
+	t.Helper()
+	for i, c := range []struct {
+		args  []string
+		lines []string
+	}{
+		{[]string{"--privileged", "--pid=host", "--network=host", "-v", "/:/host:ro", "-v", d.Socket + ":/var/run/docker.sock", "gpu-exporter", "doctor", "--driver-root=/host", url},
+			[]string{"ok +exporter +it answers at http", "ok +gpus +none on the PCI bus, 1 by NVML", "ok +docker +version", "ok +pids", "ok +runtime +runtime nvidia", "ok +capabilities"}},
+		{[]string{"gpu-exporter", "doctor"},
+			[]string{"broken +nvml +no glibc under /", "broken +pids +pid_namespace", "warning +docker +no Docker here", "warning +capabilities +not held: CAP_BPF"}},
+		{[]string{"--user=1000", "--cap-drop=ALL", "--read-only", "gpu-exporter", "doctor", "--proc=/none"},
+			[]string{"broken +driver +/none", "broken +pids +proc_unreadable", "unknown +capabilities", "broken +cgroup +/none"}},
+	} {
+		name := fmt.Sprint("doctor", i)
+		d.Run(t, append([]string{"--name", name}, c.args...)...)
+		code, text := d.Docker(t, "wait", name), containerLog(t, d, name)
+		for _, line := range c.lines {
+			if !regexp.MustCompile("(?m)^" + line).MatchString(text) {
+				t.Errorf("doctor %v lacks %q:\n%s", c.args, line, text)
+			}
+		}
+		if want := map[bool]string{true: "2", false: "0"}[strings.Contains(text, "broken")]; code != want {
+			t.Errorf("doctor %v: exit code %s, want %s:\n%s", c.args, code, want, text)
+		}
 	}
 }
 

@@ -23,7 +23,8 @@ import (
 const maxEvidence = 300
 
 func doctorCommand(app *kingpin.Application) command {
-	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. Exit code 0: nothing; 1: warnings; 2: something is broken.")
+	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. "+
+		"Exit code 0: nothing; 1: warnings; 2: something is broken.")
 	from := addSourceFlags(c)
 	asJSON := c.Flag("json", "The findings as JSON.").Bool()
 	return command{"doctor", func(cfg exporter.Config) error {

@@ -20,6 +20,9 @@ func TestDoctor(t *testing.T) {
 	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
 	url := "--url=http://" + p.address
 	r := ran(t, "doctor", url, noDocker, "--driver-root="+t.TempDir())
+	if r.code != 1 || r.stderr != "" {
+		t.Errorf("%+v, want exit code 1: no Docker is a warning", r)
+	}
 	for _, line := range []string{`ok       exporter      it answers at http://127\.0\.0\.1:\d+`, `ok       nvml          version 13\.580\.159\.04, 1 GPUs`,
 		`warning  docker        no Docker here: .*/none does not exist\n +do: mount the socket.*`} {
 		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(r.stdout) {

@@ -21,40 +21,76 @@ import (
 
 // What can be wrong. The advice stands in a table of Markdown and on a terminal: one line, without a bar.
 var (
-	noGPU       = &Fault{Broken, "the PCI bus has no NVIDIA GPU", "`lspci -d 10de:` must show one: seat the board, or pass it through to this virtual machine"}
-	otherDriver = &Fault{Broken, "a GPU is bound to another driver (nouveau) or to none", "blacklist nouveau, load `nvidia`, and see `dmesg` for why it does not take the GPU"}
-	vfio        = &Fault{Warning, "a GPU is bound to VFIO, so it is a virtual machine's", "nothing, if it is meant so; else `driverctl unset-override ADDRESS`"}
-	asleep      = &Fault{Warning, "a GPU is suspended: it has no figures and is not woken for them", "nothing, if it shall save power; else write `on` to its `power/control` in sysfs"}
-	notLoaded   = &Fault{Broken, "the NVIDIA driver is not loaded", "`modprobe nvidia`; if that fails, install the driver for this kernel and see `dmesg`"}
-	noLibrary   = &Fault{Broken, "no usable libnvidia-ml.so.1: tried …", "install the driver's libraries, or name the file with `--nvml.library`; in a container set `--driver-root`"}
-	noNVML      = &Fault{Broken, "NVML is down for another reason", "do what the reason says; if NVML hangs, a GPU does: see `dmesg` for Xid errors"}
-	mismatch    = &Fault{Broken, "library and loaded kernel module are of different versions", "reload the driver or reboot; the exporter recovers by itself"}
-	noNode      = &Fault{Broken, "a device node is missing", "`nvidia-modprobe -c 0 -u` makes them, with `-c N` for each GPU; in a container mount the host's /dev"}
-	wrongNode   = &Fault{Broken, "a device node is of another device", "remove it and run `nvidia-modprobe -c 0 -u`"}
-	closedNode  = &Fault{Warning, "only root may open a device node", "containers of other users fail: set `NVreg_DeviceFileMode=0666` for module nvidia, and `chmod 666` now"}
-	notSeen     = &Fault{Broken, "the driver has a GPU that NVML does not show", "see `dmesg` for why it did not start; a reset or a reboot brings it back"}
-	lost        = &Fault{Broken, "a GPU does not answer: lost, hung or in error", "drain the host and reset the GPU or reboot; see `dmesg` for its Xid"}
-	noCaps      = &Fault{Warning, "capabilities are missing", "run as root, or with those in the unit of `gpu-exporter assets export DIR`; without them there are no kernel events"}
-	noBTF       = &Fault{Warning, "the kernel has no BTF", "use a kernel with CONFIG_DEBUG_INFO_BTF, 5.8 or later; all but kernel events works without"}
-	lockdown    = &Fault{Warning, "the kernel is locked down (confidentiality)", "boot with `lockdown=integrity`; all but kernel events works without"}
-	noTracefs   = &Fault{Warning, "tracefs cannot be read or mounted", "`mount -t tracefs tracefs /sys/kernel/tracing`, or give CAP_SYS_ADMIN"}
-	tracerDown  = &Fault{Warning, "the kernel tracer is off", "do what the reason says; opens, failed requests and copies of containers are missing without it"}
-	pidSpace    = &Fault{Broken, "this is not the host's PID namespace, so processes have no names", "run the container with `--pid=host`"}
-	hidden      = &Fault{Broken, "/proc does not show the processes of others", "run as root, or without `hidepid`; mount the host's /proc"}
-	noCgroup    = &Fault{Broken, "no control groups, so no process has a container", "mount cgroup2 on /sys/fs/cgroup; in a container use `--pid=host`"}
-	reload      = &Fault{Warning, "cgroup driver systemd, and containers whose GPUs systemd does not know of",
-		"`systemctl daemon-reload` takes the GPUs from them: give GPUs through CDI (`--device nvidia.com/gpu=all`), or set `native.cgroupdriver=cgroupfs` in Docker's exec-opts"}
-	noCharLinks   = &Fault{Warning, "cgroup driver systemd, and no /dev/char/195:255", "`systemctl daemon-reload` takes the GPUs from containers: `nvidia-ctk system create-dev-char-symlinks --create-all`, at every boot"}
-	noDocker      = &Fault{Warning, "docker: no Docker here: … does not exist", "mount the socket into the exporter's container; on a host without Docker nothing, and no names"}
-	dockerDown    = &Fault{Broken, "docker: down: permission denied, nobody listens, no answer", "run as root or in the socket's group; `systemctl status docker`"}
-	noRuntime     = &Fault{Warning, "Docker has neither NVIDIA's runtime nor a CDI specification", "install nvidia-container-toolkit, then `nvidia-ctk runtime configure` and restart Docker, or `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"}
-	oldCDI        = &Fault{Broken, "a CDI specification is of another version than the driver", "`nvidia-ctk cdi generate --output=FILE`: containers are given libraries that are not there"}
-	refused       = &Fault{Broken, "a container is refused its device nodes", "restart the container: `systemctl daemon-reload` took its device rules; CDI or the cgroupfs driver keep them"}
-	noExporter    = &Fault{Broken, "no exporter answers at `--url`", "start it, or correct the address"}
-	stranger      = &Fault{Broken, "listen tcp :9400: bind: address already in use", "another exporter, such as dcgm-exporter, has the port: `--web.listen-address=:9401`, and `--url=http://127.0.0.1:9401` here"}
-	otherHost     = &Fault{Broken, "the exporter at `--url` runs on another host", "run doctor there"}
-	staleExporter = &Fault{Broken, "the exporter's snapshot is old", "see its log; restart it"}
-	stuck         = &Fault{Broken, "a check gets no answer from the kernel", "see `dmesg`: a driver hangs; reset the GPU or reboot"}
+	noGPU = &Fault{Broken, "the PCI bus has no NVIDIA GPU",
+		"`lspci -d 10de:` must show one: seat the board, or pass it through to this virtual machine"}
+	otherDriver = &Fault{Broken, "a GPU is bound to another driver (nouveau) or to none",
+		"blacklist nouveau, load `nvidia`, and see `dmesg` for why it does not take the GPU"}
+	vfio = &Fault{Warning, "a GPU is bound to VFIO, so it is a virtual machine's",
+		"nothing, if it is meant so; else `driverctl unset-override ADDRESS`"}
+	asleep = &Fault{Warning, "a GPU is suspended: it has no figures and is not woken for them",
+		"nothing, if it shall save power; else write `on` to its `power/control` in sysfs"}
+	notLoaded = &Fault{Broken, "the NVIDIA driver is not loaded",
+		"`modprobe nvidia`; if that fails, install the driver for this kernel and see `dmesg`"}
+	noLibrary = &Fault{Broken, "no usable libnvidia-ml.so.1: tried …",
+		"install the driver's libraries, or name the file with `--nvml.library`; in a container set `--driver-root`"}
+	noNVML = &Fault{Broken, "NVML is down for another reason",
+		"do what the reason says; if NVML hangs, a GPU does: see `dmesg` for Xid errors"}
+	mismatch = &Fault{Broken, "library and loaded kernel module are of different versions",
+		"reload the driver or reboot; the exporter recovers by itself"}
+	noNode = &Fault{Broken, "a device node is missing",
+		"`nvidia-modprobe -c 0 -u` makes them, with `-c N` for each GPU; in a container mount the host's /dev"}
+	wrongNode = &Fault{Broken, "a device node is of another device",
+		"remove it and run `nvidia-modprobe -c 0 -u`"}
+	closedNode = &Fault{Warning, "only root may open a device node",
+		"containers of other users fail: set `NVreg_DeviceFileMode=0666` for module nvidia, and `chmod 666` now"}
+	notSeen = &Fault{Broken, "the driver has a GPU that NVML does not show",
+		"see `dmesg` for why it did not start; a reset or a reboot brings it back, unless NVreg_ExcludedGpus names it"}
+	lost = &Fault{Broken, "a GPU does not answer: lost, hung or in error",
+		"drain the host and reset the GPU or reboot; see `dmesg` for its Xid"}
+	noFabric = &Fault{Broken, "CUDA error 802 (system not yet initialized): NVSwitches without their fabric manager",
+		"`systemctl start nvidia-fabricmanager`, of the driver's version"}
+	noCaps = &Fault{Warning, "capabilities are missing",
+		"run as root, or with those in the unit of `gpu-exporter assets export DIR`; without them there are no kernel events"}
+	noBTF = &Fault{Warning, "the kernel has no BTF",
+		"use a kernel with CONFIG_DEBUG_INFO_BTF, 5.8 or later; all but kernel events works without"}
+	lockdown = &Fault{Warning, "the kernel is locked down (confidentiality)",
+		"boot with `lockdown=integrity`; all but kernel events works without"}
+	noTracefs = &Fault{Warning, "tracefs cannot be read or mounted",
+		"`mount -t tracefs tracefs /sys/kernel/tracing`, or give CAP_SYS_ADMIN"}
+	tracerDown = &Fault{Warning, "the kernel tracer is off",
+		"do what the reason says; opens, failed requests and copies of containers are missing without it"}
+	pidSpace = &Fault{Broken, "this is not the host's PID namespace, so processes have no names",
+		"run the container with `--pid=host`"}
+	hidden = &Fault{Broken, "/proc does not show the processes of others",
+		"run as root, or without `hidepid`; mount the host's /proc"}
+	noCgroup = &Fault{Broken, "no control groups, so no process has a container",
+		"mount cgroup2 on /sys/fs/cgroup; in a container use `--pid=host`"}
+	reload = &Fault{Warning, "cgroup driver systemd, and containers whose GPUs systemd does not know of",
+		"`systemctl daemon-reload` takes the GPUs from them: give GPUs through CDI (`--device nvidia.com/gpu=all`), or set " +
+			"`native.cgroupdriver=cgroupfs` in Docker's exec-opts"}
+	noCharLinks = &Fault{Warning, "cgroup driver systemd, and no /dev/char/195:255",
+		"`systemctl daemon-reload` takes the GPUs from containers: `nvidia-ctk system create-dev-char-symlinks --create-all`, at every boot"}
+	noDocker = &Fault{Warning, "docker: no Docker here: … does not exist",
+		"mount the socket into the exporter's container; on a host without Docker nothing, and no names"}
+	dockerDown = &Fault{Broken, "docker: down: permission denied, nobody listens, no answer",
+		"run as root or in the socket's group; `systemctl status docker`"}
+	noRuntime = &Fault{Warning, "Docker has neither NVIDIA's runtime nor a CDI specification",
+		"install nvidia-container-toolkit, then `nvidia-ctk runtime configure` and restart Docker, or " +
+			"`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"}
+	oldCDI = &Fault{Broken, "a CDI specification is of another version than the driver",
+		"`nvidia-ctk cdi generate --output=FILE`: containers are given libraries that are not there"}
+	refused = &Fault{Broken, "a container is refused its device nodes",
+		"restart the container: `systemctl daemon-reload` took its device rules; CDI or the cgroupfs driver keep them"}
+	noExporter = &Fault{Broken, "no exporter answers at `--url`",
+		"start it, or correct the address; with basic auth it is `GPU_EXPORTER_URL=http://USER:PASSWORD@HOST:9400`"}
+	stranger = &Fault{Broken, "listen tcp :9400: bind: address already in use",
+		"another exporter, such as dcgm-exporter, has the port: `--web.listen-address=:9401`, and `--url=http://127.0.0.1:9401` here"}
+	otherHost = &Fault{Broken, "the exporter at `--url` runs on another host",
+		"run doctor there"}
+	staleExporter = &Fault{Broken, "the exporter's snapshot is old",
+		"see its log; restart it"}
+	stuck = &Fault{Broken, "a check gets no answer from the kernel",
+		"see `dmesg`: a driver hangs; reset the GPU or reboot"}
 )
 
 // Checks are all checks, in the order in which one thing needs the other.
@@ -67,6 +103,7 @@ var Checks = []Check{
 	{"exporter", []*Fault{noExporter, stranger, otherHost, staleExporter}, (*Host).exporter},
 	{"nvml", []*Fault{noLibrary, noNVML}, (*Host).nvml},
 	{"visible", []*Fault{notSeen, lost}, (*Host).visible},
+	{"fabric", []*Fault{noFabric}, (*Host).fabric},
 	{"pids", []*Fault{pidSpace, hidden}, (*Host).pids},
 	{"docker", []*Fault{noDocker, dockerDown}, (*Host).docker},
 	{"runtime", []*Fault{noRuntime, oldCDI}, (*Host).runtime},
@@ -78,24 +115,29 @@ var Checks = []Check{
 	{"tracer", []*Fault{tracerDown}, (*Host).tracer},
 }
 
-// gpu is a GPU of the PCI bus.
-type gpu struct{ address, driver string }
+// board is a device of NVIDIA's on the PCI bus, and the driver it is bound to.
+type board struct{ address, driver string }
 
-func (h *Host) bus() []gpu {
+// PCI classes. A GPU's audio and USB functions have others.
+const (
+	display = "0x03" // GPUs: 0x0300 with and 0x0302 without a connector
+	bridge  = "0x0680"
+)
+
+func (h *Host) bus(class string) []board {
 	dirs, _ := filepath.Glob(filepath.Join(h.Sys, "bus/pci/devices/*"))
-	var list []gpu
+	var list []board
 	for _, dir := range dirs {
-		// Classes 0x0300 and 0x0302 are display controllers; the GPU's audio and USB functions are others.
-		if read(dir, "vendor") == "0x10de" && strings.HasPrefix(read(dir, "class"), "0x03") {
+		if read(dir, "vendor") == "0x10de" && strings.HasPrefix(read(dir, "class"), class) {
 			driver, _ := os.Readlink(filepath.Join(dir, "driver"))
-			list = append(list, gpu{filepath.Base(dir), strings.Trim(filepath.Base(driver), ".")})
+			list = append(list, board{filepath.Base(dir), strings.Trim(filepath.Base(driver), ".")})
 		}
 	}
 	return list
 }
 
 func (h *Host) gpus() (out []found) {
-	list := h.bus()
+	list := h.bus(display)
 	if len(list) == 0 {
 		if h.Snapshot != nil && len(h.Snapshot.Devices) > 0 { // as in WSL, or with an NVML that stands in for a board
 			return fine(fmt.Sprintf("none on the PCI bus, %d by NVML", len(h.Snapshot.Devices)))
@@ -124,7 +166,7 @@ func (h *Host) gpus() (out []found) {
 }
 
 func (h *Host) power() (out []found) {
-	for _, g := range h.bus() {
+	for _, g := range h.bus(display) {
 		if h.sysfs("bus/pci/devices", g.address, "power/runtime_status") == "suspended" {
 			out = append(out, found{asleep, g.address + " is suspended"})
 		}
@@ -183,6 +225,22 @@ func (h *Host) versions() []found {
 	return fine("module and library " + module)
 }
 
+// driven returns the driver's directories of its GPUs, which have their PCI addresses as names.
+func (h *Host) driven() []string {
+	dirs, _ := filepath.Glob(filepath.Join(h.Proc, "driver/nvidia/gpus/*"))
+	return dirs
+}
+
+// information returns a value that the driver gives for the GPU of a directory; empty: none.
+func information(dir, field string) string {
+	for line := range strings.Lines(read(dir, "information")) {
+		if name, value, _ := strings.Cut(line, ":"); name == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
 // node is a device node that the driver needs.
 type node struct {
 	path         string
@@ -192,14 +250,9 @@ type node struct {
 // wanted lists the nodes by the driver's own word. Its major is 195 always; that of UVM is given out at its load.
 func (h *Host) wanted() []node {
 	list := []node{{"dev/nvidiactl", 195, 255}}
-	files, _ := filepath.Glob(filepath.Join(h.Proc, "driver/nvidia/gpus/*/information"))
-	for _, file := range files {
-		for line := range strings.Lines(read(filepath.Dir(file), filepath.Base(file))) {
-			if name, value, _ := strings.Cut(line, ":"); name == "Device Minor" {
-				if n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 20); err == nil {
-					list = append(list, node{fmt.Sprintf("dev/nvidia%d", n), 195, uint32(n)})
-				}
-			}
+	for _, dir := range h.driven() {
+		if n, err := strconv.ParseUint(information(dir, "Device Minor"), 10, 20); err == nil {
+			list = append(list, node{fmt.Sprintf("dev/nvidia%d", n), 195, uint32(n)})
 		}
 	}
 	for line := range strings.Lines(h.proc("devices")) {
@@ -324,16 +377,39 @@ func (h *Host) visible() (out []found) {
 			out = append(out, found{lost, fmt.Sprintf("GPU %d (%s) is %s: %s", d.Index, d.UUID, d.State, d.Reason)})
 		}
 	}
-	dirs, _ := filepath.Glob(filepath.Join(h.Proc, "driver/nvidia/gpus/*"))
-	for _, dir := range dirs {
+	for _, dir := range h.driven() {
 		if address := filepath.Base(dir); !shown[address] {
-			out = append(out, found{notSeen, address + " is in " + filepath.Dir(dir) + " and not in NVML's list"})
+			evidence := address + " is in " + filepath.Dir(dir) + " and not in NVML's list"
+			if information(dir, "GPU Excluded") == "Yes" {
+				evidence += ": the module's parameter NVreg_ExcludedGpus leaves it out"
+			}
+			out = append(out, found{notSeen, evidence})
 		}
 	}
 	if out == nil {
 		return fine(fmt.Sprintf("NVML shows all %d GPUs", len(h.Snapshot.Devices)))
 	}
 	return out
+}
+
+// fabric looks for the manager of the switches that this host's driver has, by its process, whose name is cut at 15 characters.
+func (h *Host) fabric() []found {
+	switches := h.bus(bridge)
+	switches = slices.DeleteFunc(switches, func(b board) bool { return b.driver != "nvidia-nvswitch" })
+	if len(switches) == 0 {
+		return fine("no NVSwitch that needs a manager")
+	}
+	evidence := fmt.Sprintf("%d NVSwitches", len(switches))
+	if processes.Look(h.Proc) != processes.Visible {
+		return wrong(unknown, evidence+"; /proc does not show other processes")
+	}
+	files, _ := filepath.Glob(filepath.Join(h.Proc, "[0-9]*/comm"))
+	for _, file := range files {
+		if read(file) == "nv-fabricmanage" {
+			return fine(evidence + ", fabric manager with PID " + filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return wrong(noFabric, evidence+", and no process nv-fabricmanager")
 }
 
 // pids asks the exporter first: it may run in a container, and doctor beside it.

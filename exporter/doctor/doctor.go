@@ -72,8 +72,9 @@ type Host struct {
 }
 
 const (
-	staleAfter = 10 * time.Second // the age at which a snapshot says that sampling has stopped
-	patience   = 5 * time.Second  // a check that takes longer waits for a driver that does not answer
+	staleAfter  = 10 * time.Second // the age at which a snapshot says that sampling has stopped
+	maxFindings = 20               // of a check, which are listed
+	patience    = 5 * time.Second  // a check that takes longer waits for a driver that does not answer
 )
 
 // Fault is one thing that can be wrong.
@@ -140,7 +141,10 @@ func examine(h *Host, checks []Check, patience time.Duration) *Report {
 		case <-time.After(patience):
 			list = wrong(stuck, fmt.Sprintf("no answer from the kernel within %v", patience))
 		}
-		for _, f := range list {
+		for i, f := range list {
+			if i == maxFindings {
+				f.evidence = fmt.Sprintf("and %d more", len(list)-i)
+			}
 			finding := Finding{Check: c.Name, State: OK, Evidence: containers.Clean(f.evidence, 2000)}
 			if f.fault != nil {
 				finding.State, finding.Advice = f.fault.State, f.fault.Advice
@@ -148,7 +152,9 @@ func examine(h *Host, checks []Check, patience time.Duration) *Report {
 			if finding.State.ExitCode() > r.State.ExitCode() {
 				r.State = finding.State
 			}
-			r.Findings = append(r.Findings, finding)
+			if i <= maxFindings {
+				r.Findings = append(r.Findings, finding)
+			}
 		}
 	}
 	return r

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-exporter/exporter/assets"
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/view"
 )
@@ -80,7 +82,13 @@ func (r *tree) pci(address, driver string) {
 	}
 }
 
-const information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef\nDevice Minor: \t 2\n"
+// nvswitch puts a switch of GPUs on the bus.
+func (r *tree) nvswitch() {
+	r.pci("0000:0c:00.0", "nvidia-nvswitch")
+	r.write("sys/bus/pci/devices/0000:0c:00.0/class", "0x068000\n")
+}
+
+const gpuInformation = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef\nDevice Minor: \t 2\n"
 
 // healthy is a host on which all is well: a GPU, its driver, Docker with the runtime, one container that uses the GPU.
 func healthy(t *testing.T) *tree {
@@ -89,7 +97,7 @@ func healthy(t *testing.T) *tree {
 	r.write("sys/bus/pci/devices/0000:0a:00.1/vendor", "0x10de\n") // its sound
 	r.write("sys/bus/pci/devices/0000:0a:00.1/class", "0x040300\n")
 	r.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 12.2.0\n")
-	r.write("proc/driver/nvidia/gpus/0000:0a:00.0/information", information)
+	r.write("proc/driver/nvidia/gpus/0000:0a:00.0/information", gpuInformation)
 	r.write("proc/devices", "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n508 nvidia-uvm\n\nBlock devices:\n  8 sd\n")
 	r.write("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
 	r.write("proc/self/mounts", "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n")
@@ -173,8 +181,12 @@ var cases = []struct {
 		r.says("nvml", "nvmlInit_v2 does not return")
 	}, "does not return"},
 	{noNVML, "NVML silent", func(r *tree) { r.host.Snapshot.Sources = nil }, "not answered"},
+	{notSeen, "GPU left out", func(r *tree) {
+		r.write("proc/driver/nvidia/gpus/0000:0b:00.0/information", "GPU UUID: \t GPU-????????\nGPU Excluded:\t Yes\n")
+	}, "NVreg_ExcludedGpus leaves it out"},
+	{noFabric, "no fabric manager", func(r *tree) { r.nvswitch() }, "1 NVSwitches, and no process"},
 	{notSeen, "GPU not in NVML", func(r *tree) {
-		r.write("proc/driver/nvidia/gpus/0000:0b:00.0/information", strings.Replace(information, "Minor: \t 2", "Minor: \t 3", 1))
+		r.write("proc/driver/nvidia/gpus/0000:0b:00.0/information", strings.Replace(gpuInformation, "Minor: \t 2", "Minor: \t 3", 1))
 		r.node("dev/nvidia3", 195, 3, 0o666)
 	}, "0000:0b:00.0 is in "},
 	{lost, "lost GPU", func(r *tree) {
@@ -299,6 +311,11 @@ func TestKinds(t *testing.T) {
 			r.write("run/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
 			r.host.Engine.Runtimes, r.host.Engine.CDI = nil, []string{"/var/run/cdi"}
 		},
+		"a fabric manager": func(r *tree) { r.nvswitch(); r.write("proc/44/comm", "nv-fabricmanage\n") },
+		"NVSwitches of a virtual machine": func(r *tree) {
+			r.nvswitch()
+			r.link("sys/bus/pci/devices/0000:0c:00.0/driver", "../../../../bus/pci/drivers/vfio-pci")
+		},
 		"cgroup version 1": func(r *tree) {
 			r.write("proc/self/mounts", "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n")
 			r.host.Engine.CgroupVersion = "1"
@@ -352,6 +369,35 @@ func TestStuck(t *testing.T) {
 	r := examine(&Host{}, []Check{{"a", nil, func(*Host) []found { <-never; return nil }}, {"b", nil, func(*Host) []found { return fine("well") }}}, time.Millisecond)
 	if len(r.Findings) != 2 || r.State != Broken || r.Findings[0].Advice != stuck.Advice || r.Findings[1].State != OK {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestMany: of a check with many findings the first are listed, and the rest is counted.
+func TestMany(t *testing.T) {
+	r := healthy(t)
+	for range 50 {
+		r.host.Snapshot.Containers = append(r.host.Snapshot.Containers, view.Container{Name: "\x1b[2J", AccessLost: now})
+	}
+	report := Examine(r.host)
+	if n := len(report.Findings); n != len(Checks)+20 || report.State != Broken {
+		t.Errorf("%d findings, %s", n, report.State)
+	}
+	if i := slices.IndexFunc(report.Findings, func(f Finding) bool { return f.Evidence == "and 30 more" && f.State == Broken }); i < 0 {
+		t.Errorf("%+v", report.Findings)
+	}
+}
+
+// TestUnit: the systemd unit grants the capabilities whose lack is a fault.
+func TestUnit(t *testing.T) {
+	unit, err := assets.Files.ReadFile("install/gpu-exporter.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := regexp.MustCompile(`(?m)^CapabilityBoundingSet=.*$`).FindString(string(unit)) + " "
+	for _, c := range needed {
+		if !strings.Contains(granted, "CAP_"+c.name+" ") {
+			t.Errorf("%q lacks %s", granted, c.name)
+		}
 	}
 }
 
