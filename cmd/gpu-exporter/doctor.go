@@ -33,10 +33,12 @@ func doctorCommand(app *kingpin.Application) command {
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
-		host := &doctor.Host{Proc: cfg.ProcRoot, Sys: "/sys", DriverRoot: "/", Engine: docker.Look(ctx, cfg.Docker)}
+		host := &doctor.Host{Proc: cfg.ProcRoot, Sys: "/sys", DriverRoot: "/"}
 		if cfg.Worker.DriverRoot != "" {
 			host.DriverRoot = cfg.Worker.DriverRoot
 		}
+		engine := make(chan docker.Info, 1) // an engine that hangs takes its time, and so does sampling
+		go func() { engine <- docker.Look(ctx, cfg.Docker) }()
 		if err := ask(ctx, host, from, cfg); err != nil {
 			var usage usageError
 			if errors.As(err, &usage) {
@@ -45,7 +47,10 @@ func doctorCommand(app *kingpin.Application) command {
 			var stranger strangerError
 			host.Reason, host.Stranger = err.Error(), errors.As(err, &stranger)
 		}
-		host.Now = time.Now()
+		host.Engine, host.Now = <-engine, time.Now()
+		if ctx.Err() != nil {
+			return unseenError{errors.New("interrupted before all was seen")}
+		}
 		report := doctor.Examine(host)
 		out := bufio.NewWriter(os.Stdout)
 		if *asJSON {

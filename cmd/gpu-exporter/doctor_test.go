@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"net"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,7 +21,7 @@ import (
 func TestDoctor(t *testing.T) {
 	noDocker := "--docker.host=unix://" + filepath.Join(t.TempDir(), "none")
 	p := start(t, "--replay=demo")
-	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
+	p.until(t, 10*time.Second, "a GPU", func(s scrape) bool { return len(s.find("gpu_device_memory_used_bytes")) == 1 })
 	url := "--url=http://" + p.address
 	r := ran(t, "doctor", url, noDocker, "--driver-root="+t.TempDir())
 	if r.code != 1 || r.stderr != "" {
@@ -50,6 +54,29 @@ func TestDoctorSamples(t *testing.T) {
 	}
 	ran(t, "doctor", "--replay=demo").oneLine(t, 2, "not at a recording")
 	ran(t, "doctor", "--url=nonsense").oneLine(t, 2, "not of the form")
+}
+
+// TestDoctorInterrupted: a signal ends it at once, though Docker is silent, and half an answer is none.
+func TestDoctorInterrupted(t *testing.T) {
+	silent := "--docker.host=unix://" + listen(t, func(l net.Listener) {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			t.Cleanup(func() { c.Close() })
+		}
+	})
+	var out, errs bytes.Buffer
+	cmd := exec.Command(program(t), "doctor", silent)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	cmd.Process.Signal(syscall.SIGINT)
+	begin := time.Now()
+	cmd.Wait() // how it ended is compared below
+	result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}.oneLine(t, 2, "interrupted")
+	if d := time.Since(begin); d > 3*time.Second {
+		t.Errorf("it took %v", d)
+	}
 }
 
 // TestDoctorHost: with a real engine all is well and the exit code is 0; a container that is refused the driver's node is told from one that is not, until

@@ -14,10 +14,10 @@ type Info struct {
 	Reason string // why it cannot be asked; empty: it was
 }
 
-// Look asks an engine about itself, once.
+// Look asks an engine about itself, once. It takes no longer than the timeout of the configuration.
 func Look(ctx context.Context, c Config) Info {
 	c = c.withDefaults()
-	ctx, cancel := context.WithTimeout(ctx, 2*c.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	err := preflight(ctx, c.Host, c.Timeout)
 	if err == nil {

@@ -40,6 +40,14 @@ func TestEngine(t *testing.T) {
 			t.Errorf("%+v", i)
 		}
 	})
+	t.Run("look at one that hangs", func(t *testing.T) {
+		d.Pause()
+		defer d.Resume()
+		begin := time.Now()
+		if i := Look(t.Context(), Config{Host: d.Host, Timeout: 300 * time.Millisecond}); !strings.Contains(i.Reason, "does not answer in time") || time.Since(begin) > 2*time.Second {
+			t.Errorf("after %v: %+v", time.Since(begin), i)
+		}
+	})
 	t.Run("start and die", func(t *testing.T) {
 		id := d.Run(t, "--name", "one", "--label", "com.docker.compose.project=shop", "--label", "com.docker.compose.service=web",
 			"--label", "io.kubernetes.pod.name=pod-1", "--label", "io.kubernetes.pod.namespace=prod", "-e", "SECRET=hunter2", "busybox")
