@@ -15,17 +15,18 @@ import (
 
 	"gpu-exporter/exporter/assets"
 	"gpu-exporter/exporter/metrics"
+	"gpu-exporter/exporter/why"
 )
 
 //go:generate env CGO_ENABLED=0 go test -count=1 -run ^TestReference$ . -write
 
-var write = flag.Bool("write", false, "write docs/flags.md, docs/metrics.md and docs/alerts.md instead of comparing them")
+var write = flag.Bool("write", false, "write docs/flags.md, docs/metrics.md, docs/alerts.md and docs/why.md instead of comparing them")
 
 const generated = "<!-- Written by make generate: change the code that it is made of. -->\n"
 
 // TestReference: the pages of reference say what the code says.
 func TestReference(t *testing.T) {
-	for name, page := range map[string]string{"flags.md": flagsPage(t), "metrics.md": metricsPage(t), "alerts.md": alertsPage(t)} {
+	for name, page := range map[string]string{"flags.md": flagsPage(t), "metrics.md": metricsPage(t), "alerts.md": alertsPage(t), "why.md": whyPage()} {
 		path := root + "docs/" + name
 		if *write {
 			if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
@@ -121,6 +122,11 @@ func flagsPage(t *testing.T) string {
 		t.Errorf("%d flags", n)
 	}
 	return strings.TrimRight(b.String(), "\n") + "\n"
+}
+
+func whyPage() string {
+	return generated + "# What gpu-exporter why finds\n\nWhat is broken or refused is said first, then what costs most time. A condition on load must hold for half a minute of the last ten, and\n" +
+		"now or for a tenth of the time. The exit code is that of the first finding; 0: nothing is found, 1: the command failed, 2: it cannot be told.\n\n" + why.Table()
 }
 
 // sections are the parts of the page of metrics. A family is in the first one whose labels it has.

@@ -21,6 +21,7 @@ import (
 
 	"gpu-exporter/exporter"
 	"gpu-exporter/exporter/containers"
+	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/view"
@@ -59,8 +60,8 @@ func addSourceFlags(c *kingpin.CmdClause) *sourceFlags {
 	return f
 }
 
-// open finds the source: the recording of cfg, the running exporter, or this host. What it starts ends with ctx.
-func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, error) {
+// remote returns the running exporter that the flags name; nil: there is a recording instead.
+func (f *sourceFlags) remote(cfg exporter.Config) (*remote, error) {
 	f.named = f.named || os.Getenv(urlVariable) != ""
 	if cfg.Replay != nil && f.named {
 		return nil, usageError{errors.New("--url and --replay exclude each other")}
@@ -69,7 +70,19 @@ func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, e
 	if err != nil {
 		return nil, usageError{err}
 	}
-	if cfg.Replay == nil {
+	if cfg.Replay != nil {
+		return nil, nil
+	}
+	return r, nil
+}
+
+// open finds the source: the recording of cfg, the running exporter, or this host. What it starts ends with ctx.
+func (f *sourceFlags) open(ctx context.Context, cfg exporter.Config) (*source, error) {
+	r, err := f.remote(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if r != nil {
 		err := r.get(ctx, "api/v1/snapshot", &view.Snapshot{})
 		if err == nil {
 			return &source{remote: r}, nil
@@ -163,6 +176,23 @@ func busiest(cfg exporter.Config) *view.Snapshot {
 	return view.New(best[0])
 }
 
+// recorded returns the history of a recording up to the moment that ps shows, and the snapshot of then.
+func recorded(cfg exporter.Config) (*snapshot.Snapshot, *history.History) {
+	end := busiest(cfg).Time
+	b, h := snapshot.NewBuilder(cfg.Snapshot), history.New()
+	var s *snapshot.Snapshot
+	next := time.Unix(0, cfg.Replay[0].Time)
+	for _, in := range cfg.Replay {
+		at := time.Unix(0, in.Time)
+		for ; !next.After(at) && !next.After(end); next = next.Add(time.Second) {
+			s = b.Snapshot(next)
+			h.Add(view.New(s))
+		}
+		b.Apply(in)
+	}
+	return s, h
+}
+
 // remote is a running exporter.
 type remote struct {
 	base   *url.URL
@@ -200,6 +230,14 @@ const maxAnswer = 64 << 20
 // address is where the exporter is, without a password.
 func (r *remote) address() string { return strings.TrimSuffix(r.base.Redacted(), "/") }
 
+// refusal is an answer of an exporter that is none.
+type refusal struct {
+	code               int
+	at, status, reason string
+}
+
+func (r refusal) Error() string { return fmt.Sprintf("reading %s: %s", r.at, r.status) }
+
 // get reads a path of the exporter, relative to its address, into a view.
 func (r *remote) get(ctx context.Context, path string, into any) error {
 	at := r.address()
@@ -223,12 +261,12 @@ func (r *remote) get(ctx context.Context, path string, into any) error {
 	if answer.StatusCode == http.StatusNotFound {
 		return strangerError{fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %s", at, containers.Clean(answer.Status, 100))}
 	}
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("reading %s: %s", at, containers.Clean(answer.Status, 100))
-	}
 	b, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", at, err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		return refusal{answer.StatusCode, at, containers.Clean(answer.Status, 100), containers.Clean(strings.TrimSpace(string(b)), 200)}
 	}
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(into); err != nil {
 		return strangerError{fmt.Errorf("reading %s: it is no gpu-exporter, or of another version: %w", at, err)}

@@ -1,5 +1,5 @@
-// Package history keeps the last ten minutes of every GPU and container in memory, one point per second, for the page and for
-// `gpu-exporter top`.
+// Package history keeps the last ten minutes of every GPU and container in memory: one point per second, for the page and for
+// `gpu-exporter top`, and means of ten seconds for package why.
 package history
 
 import (
@@ -125,11 +125,12 @@ type History struct {
 	last       int64 // the newest second; 0: none
 	devices    map[string]*series
 	containers map[string]*series
+	steps      steps
 }
 
 // New returns an empty history.
 func New() *History {
-	return &History{devices: map[string]*series{}, containers: map[string]*series{}}
+	return &History{devices: map[string]*series{}, containers: map[string]*series{}, steps: newSteps()}
 }
 
 // Add makes the snapshot the point of its second. A second without a snapshot has absent points.
@@ -141,12 +142,14 @@ func (h *History) Add(s *view.Snapshot) {
 	case now < h.last-Points || now > h.last+Points: // the clock was set, or nobody called for long
 		clear(h.devices)
 		clear(h.containers)
+		h.steps = newSteps()
 	case now < h.last:
 		return
 	default:
 		h.advance(now)
 	}
 	h.last = now
+	h.steps.add(s)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		r := h.get(h.devices, d.UUID, 6)
@@ -230,7 +233,7 @@ func of(n view.Number) float64 {
 	return n.V
 }
 
-func bytes(n view.Bytes) float64 { return of(view.Number{V: float64(n.V), OK: n.OK}) }
+func bytes(n view.Bytes) float64 { return of(number(n)) }
 
 // View returns the last Points seconds in n points of equal length, each the highest of its seconds; n is 1 to Points.
 func (h *History) View(n int) *View {

@@ -13,6 +13,7 @@ import (
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/view"
+	"gpu-exporter/exporter/why"
 )
 
 // Server keeps the history of what latest returns, and answers requests.
@@ -69,6 +70,16 @@ func (s *Server) Register(mux *http.ServeMux) {
 			points = n
 		}
 		b, err := json.Marshal(s.history.View(points))
+		answer(w, b, err)
+	})
+	mux.HandleFunc("GET /api/v1/why", func(w http.ResponseWriter, r *http.Request) {
+		now := s.latest()
+		report, err := why.Ask(r.URL.Query().Get("container"), view.New(now), view.Others(now), s.history.Past())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		b, err := json.Marshal(report)
 		answer(w, b, err)
 	})
 }

@@ -20,11 +20,12 @@ type Snapshot struct {
 	Host       input.Host
 	Sources    map[string]input.Source // by name; a source that never spoke is not in it
 	Library    frame.Library
-	Devices    []Device    // every device ever seen, by index
-	Workloads  []Workload  // by device, then PID; the unattributed one of each device last
-	Past       []Workload  // what processes dropped after the linger time had counted, by device and container that still runs; the empty one has the others'; no part of the sums
-	Containers []Container // running ones that asked for a GPU or have a process on one
-	Activity   []Activity  // what containers did to the driver, by container id; the empty id is everything outside containers
+	Devices    []Device               // every device ever seen, by index
+	Workloads  []Workload             // by device, then PID; the unattributed one of each device last
+	Past       []Workload             // what processes dropped after the linger time had counted, by device and container that still runs; the empty one has the others'; no part of the sums
+	Containers []Container            // running ones that asked for a GPU or have a process on one
+	Running    []containers.Container // all that Docker told of
+	Activity   []Activity             // what containers did to the driver, by container id; the empty id is everything outside containers
 	Tracer     *activity.Report
 	TracerUp   bool // the tracer runs and Tracer is fresh
 	Calls      []frame.Call

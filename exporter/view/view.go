@@ -83,13 +83,33 @@ type Device struct {
 	PowerLimit        Number             `json:"power_limit_watts,omitzero"`
 	Energy            Number             `json:"energy_joules_total,omitzero"`
 	Clocks            map[string]int     `json:"clocks_hertz,omitempty"`           // by domain
+	MaxClocks         map[string]int     `json:"clocks_max_hertz,omitempty"`       // by domain
 	Throttle          []string           `json:"throttle_reasons,omitempty"`       // those that hold now, gpu_idle included
 	ThrottleSeconds   map[string]float64 `json:"throttle_seconds_total,omitempty"` // by reason, since the exporter started
 	PCIeRX            Number             `json:"pcie_host_to_device_bytes_total,omitzero"`
 	PCIeTX            Number             `json:"pcie_device_to_host_bytes_total,omitzero"`
-	Ratios            map[string]float64 `json:"ratios,omitempty"`     // 0 to 1: sm_active, tensor_active, dram_active, …
-	ECC               map[string]uint64  `json:"ecc_errors,omitempty"` // by type and severity, such as volatile/uncorrected
+	PCIeLink          Number             `json:"pcie_link_bytes_per_second,omitzero"` // about what its link moves at most, in each direction
+	Ratios            map[string]float64 `json:"ratios,omitempty"`                    // 0 to 1: sm_active, tensor_active, dram_active, …
+	ECC               map[string]uint64  `json:"ecc_errors,omitempty"`                // by type and severity, such as volatile/uncorrected
+	RemapPending      bool               `json:"row_remap_pending,omitempty"`
+	RemapFailed       bool               `json:"row_remap_failed,omitempty"`
 	Xids              []Xid              `json:"xids,omitempty"`
+}
+
+// Limits tells whether heat, power or hardware holds the clocks down now. The driver's bit for hardware is set with those for heat and power
+// brake too, so it counts alone.
+func (d *Device) Limits() (thermal, power, hardware bool) {
+	for _, r := range d.Throttle {
+		switch r {
+		case "sw_thermal_slowdown", "hw_thermal_slowdown":
+			thermal = true
+		case "sw_power_cap", "hw_power_brake":
+			power = true
+		case "hw_slowdown":
+			hardware = true
+		}
+	}
+	return thermal, power, hardware && !thermal && !power
 }
 
 // Xid is one kind of error report of the driver since the exporter started.
@@ -144,6 +164,8 @@ type Container struct {
 	RefusedOpens uint64 `json:"refused_opens_total,omitempty"`
 	// AccessLost is when it was last not permitted to open the driver's control node; absent: never since it started, or it has opened it since.
 	AccessLost time.Time `json:"access_lost,omitzero"`
+	// FailedRequests counts its requests of memory that the driver refused, by UUID of the GPU, since the exporter started.
+	FailedRequests map[string]uint64 `json:"memory_requests_failed_total,omitempty"`
 
 	// Sums over its processes. Two GPUs fully used are 200 percent.
 	Utilization Number `json:"utilization_percent,omitzero"`
@@ -179,26 +201,30 @@ func New(s *snapshot.Snapshot) *Snapshot {
 		}
 	}
 	for i := range s.Containers {
-		c := container(&s.Containers[i], v.Workloads)
-		for k := range s.Activity {
-			if a := &s.Activity[k]; a.Container.ID == c.ID {
-				c.RefusedOpens = a.Counts.RefusedOpens()
-				if a.Counts.Refused.After(c.Started) {
-					c.AccessLost = a.Counts.Refused
-				}
-				if a.Counts.Launches > 0 {
-					c.Launches = frame.Some(a.Counts.Launches)
-				}
-			}
-		}
-		v.Containers = append(v.Containers, c)
+		v.Containers = append(v.Containers, container(&s.Containers[i], s, v.Workloads))
 	}
 	return v
 }
 
+// Others returns the running containers that neither asked for a GPU nor have a process on one: they are not in the view.
+func Others(s *snapshot.Snapshot) []Container {
+	var out []Container
+	for _, c := range s.Running {
+		if !slices.ContainsFunc(s.Containers, func(have snapshot.Container) bool { return have.ID == c.ID }) {
+			out = append(out, container(&snapshot.Container{Container: c}, s, nil))
+		}
+	}
+	return out
+}
+
 func device(d *snapshot.Device) Device {
 	v := Device{Index: d.Index, UUID: d.UUID, Name: d.Info.Name, PCIBusID: d.Info.PCIBusID, State: string(d.State), Reason: d.Reason,
-		MaxUtilization: d.MaxUtilization, Energy: d.Energy, ThrottleSeconds: d.Throttled, PCIeRX: number(d.PCIeRX), PCIeTX: number(d.PCIeTX)}
+		MaxUtilization: d.MaxUtilization, Energy: d.Energy, ThrottleSeconds: d.Throttled, PCIeRX: number(d.PCIeRX), PCIeTX: number(d.PCIeTX),
+		MaxClocks: d.Info.ClockMax}
+	if gen, width := d.Info.PCIeGenMax, d.Info.PCIeWidthMax; gen.OK && width.OK && gen.V > 0 && gen.V < 16 {
+		// A lane moves about 2^generation times 125 MB/s. An idle link is of a lower generation, to save power: the highest counts.
+		v.PCIeLink = frame.Some(float64(width.V) * float64(int(1)<<gen.V) * 125e6)
+	}
 	for _, x := range slices.Sorted(maps.Keys(d.Xids)) {
 		v.Xids = append(v.Xids, Xid{Xid: x, Count: d.Xids[x].Count, Last: d.Xids[x].Last})
 	}
@@ -217,7 +243,7 @@ func device(d *snapshot.Device) Device {
 		v.Ratios = d.GPM.Ratio
 	}
 	if d.Health != nil {
-		v.ECC = d.Health.ECC
+		v.ECC, v.RemapPending, v.RemapFailed = d.Health.ECC, d.Health.RemapPending.V, d.Health.RemapFailure.V
 	}
 	return v
 }
@@ -231,7 +257,7 @@ func workload(w *snapshot.Workload, d *snapshot.Device) Workload {
 		MemoryBandwidth: w.MemoryBW, Encoder: w.Encoder, Decoder: w.Decoder, Busy: w.Busy, CPU: w.CPU}
 }
 
-func container(c *snapshot.Container, ws []Workload) Container {
+func container(c *snapshot.Container, s *snapshot.Snapshot, ws []Workload) Container {
 	v := Container{ID: c.ID, Name: c.Name, Image: c.Image, Runtime: c.Runtime, Project: c.Project, Service: c.Service, Pod: c.Pod,
 		Namespace: c.Namespace, PID: c.PID, Started: c.Started, Request: c.RequestText(), Processes: c.Processes}
 	for _, a := range c.Assigned {
@@ -240,6 +266,18 @@ func container(c *snapshot.Container, ws []Workload) Container {
 	for i := range ws {
 		if ws[i].ContainerID == c.ID {
 			v.Utilization, v.Memory = frame.Sum(v.Utilization, ws[i].Utilization), frame.Sum(v.Memory, ws[i].Memory)
+		}
+	}
+	for k := range s.Activity {
+		if a := &s.Activity[k]; a.Container.ID == c.ID {
+			v.RefusedOpens = a.Counts.RefusedOpens()
+			if a.Counts.Refused.After(c.Started) {
+				v.AccessLost = a.Counts.Refused
+			}
+			v.FailedRequests = a.Counts.Failures
+			if a.Counts.Launches > 0 {
+				v.Launches = frame.Some(a.Counts.Launches)
+			}
 		}
 	}
 	return v

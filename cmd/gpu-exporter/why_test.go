@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"gpu-exporter/exporter/view"
+	"gpu-exporter/exporter/why"
+	"gpu-exporter/nvml/fake"
+)
+
+const tracedReplay = "--replay=../../exporter/recording/testdata/h200-traced.ndjson.gz"
+
+// TestWhyReplay: on the recordings of a real H200 nothing is found of the containers, of which none is held back; of a process that shares its
+// GPU, the container that takes the time.
+func TestWhyReplay(t *testing.T) {
+	for _, args := range [][]string{{"busy", "--replay=demo"}, {"hold", "--replay=demo"}, {"busy", tracedReplay}, {"hold", tracedReplay}, {"feed", tracedReplay}} {
+		if r := ran(t, append([]string{"why"}, args...)...); r.code != 0 || !strings.Contains(r.stdout, "\nNothing holds it back, as far as is known.\n") || r.stderr != "" {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	const want = `process 761 python3; GPU 0: SM time 3 %, 0.1 CPUs, 756MiB; looked at for 60 s
+1. Container busy has 94 % of the SM time of GPU 0, this one 3 %: for 50 s of the last 1 min, and now since 15:01:40 UTC.
+   neighbour_sm: GPU 0 was busy 98 % of that time; it is one of 3 on it
+   do: Move one of them to another GPU, or give each its part with MIG.
+not known: without the kernel tracer refused opens, refused memory and who copies are not known: it has not reported
+`
+	if r := ran(t, "why", "--replay=demo", "761"); r.code != why.Neighbour.Exit || r.stdout != want || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	var report why.Report
+	j := ran(t, "why", "--replay=demo", "761", "--json")
+	if err := json.Unmarshal([]byte(j.stdout), &report); err != nil || j.code != why.Neighbour.Exit || len(report.Findings) != 1 || report.Findings[0].Neighbour.Container != "busy" {
+		t.Errorf("%v: %+v", err, j)
+	}
+	ran(t, "why", "--replay=demo", "nobody\x1b[2J").oneLine(t, 2, "nobody\ufffd[2J: no running container has this name or id")
+}
+
+// TestWhyURL: a running exporter answers, also of a process that it found a moment ago.
+func TestWhyURL(t *testing.T) {
+	gpu, pid := fake.H200(0), sleeper(t)
+	hold(&gpu, 500*mib, fake.Process{PID: pid, Memory: 135 * gib})
+	p := start(t, "--nvml.library="+fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}}).Library, "--docker.host=unix://"+filepath.Join(t.TempDir(), "none"), "--nvml.interval=200ms")
+	p.until(t, 20*time.Second, "the process", func(s scrape) bool {
+		return len(s.find("gpu_memory_used_bytes", "process_pid", strconv.Itoa(pid))) == 1
+	})
+	url := "--url=http://" + p.address
+	r := ran(t, "why", url, strconv.Itoa(pid))
+	if r.code != why.Memory.Exit || !strings.Contains(r.stdout, "\n1. The memory of GPU 0 is 97 % full: the next large request fails.\n   memory_full: 135 GiB of 140 GiB are in use; process "+strconv.Itoa(pid)+" sleep holds 135 GiB\n") {
+		t.Errorf("%+v", r)
+	}
+	ran(t, "why", url, "nobody").oneLine(t, 2, "nobody: no running container has this name or id")
+	p.stop(t)
+	ran(t, "why", url, strconv.Itoa(pid)).oneLine(t, 2, "no exporter answers")
+	ran(t, "why", url, "--replay=demo", "x").oneLine(t, 2, "exclude each other")
+	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided")
+}
+
+// TestWhyHostile: an exporter that lies cannot act on the terminal.
+func TestWhyHostile(t *testing.T) {
+	const bad = "\x1b[2J\x1b]0;owned\x07\u009b31m\u202e\U000E0001\r\n"
+	party := why.Party{Container: bad, ID: bad, Image: bad, Process: bad}
+	text, err := json.Marshal(why.Report{Party: party, Uses: []why.Use{{UUID: bad, Memory: view.Bytes{}}}, Blind: []string{bad},
+		Findings: []*why.Finding{{Cause: bad, Class: bad, GPU: bad, Text: bad, Evidence: []string{bad}, Advice: bad, Neighbour: &party}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		w.Write(text)
+	}))
+	defer server.Close()
+	for _, args := range [][]string{{"why", bad}, {"why", bad, "--json"}} {
+		for _, code = range []int{200, 400, 404, 500} {
+			r := ran(t, append(args, "--url="+server.URL)...)
+			if r.stdout+r.stderr == "" || (r.code == 1) != (code == 200) || (r.code == 2) != (code != 200) {
+				t.Fatalf("%+v", r)
+			}
+			for _, c := range r.stdout + r.stderr {
+				if c != '\n' && !unicode.IsGraphic(c) {
+					t.Fatalf("%v: %U in %q", args, c, r.stdout+r.stderr)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,314 @@
+package why
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"gpu-exporter/exporter/history"
+	"gpu-exporter/exporter/view"
+	"gpu-exporter/nvml/frame"
+)
+
+// gpu is the target on one GPU.
+type gpu struct {
+	*look
+	device *view.Device
+	name   string
+	loads  []history.Load
+	uses   []history.Use
+	steps  []int    // in which it was there
+	own    *party   // the target
+	others []*party // who else is on the GPU now
+}
+
+// load looks for what costs time on a GPU that the target is on.
+func (l *look) load(d *view.Device) {
+	g := &gpu{look: l, device: d, name: fmt.Sprintf("GPU %d", d.Index), loads: l.past.Loads[d.UUID], uses: l.past.Uses[l.user(d.UUID)]}
+	for _, p := range l.parties(d.UUID) {
+		if p.user == l.user(d.UUID) {
+			g.own = p
+		} else {
+			g.others = append(g.others, p)
+		}
+	}
+	if len(g.loads) == len(g.uses) {
+		for i := range g.uses {
+			if g.uses[i].Seen > 0 && g.loads[i].Seen > 0 && g.seconds(i) >= partial {
+				g.steps = append(g.steps, i)
+			}
+		}
+	}
+	all := func(int) bool { return true }
+	l.report.Uses = append(l.report.Uses, Use{GPU: d.Index, UUID: d.UUID, SM: g.mean(all, g.sm), CPU: g.mean(all, g.cpus), Memory: frame.Some(g.own.memory)})
+	l.report.Seconds = max(l.report.Seconds, float64(len(g.steps))*history.StepLength.Seconds())
+	if len(g.steps) < least {
+		l.report.Blind = append(l.report.Blind, fmt.Sprintf("it has been seen on %s for less than half a minute: too short to tell what its time goes to", g.name))
+	}
+	g.throttled()
+	g.neighbours()
+	g.link()
+	g.host()
+	g.memory()
+}
+
+// seconds is how much of a step is over.
+func (g *gpu) seconds(step int) float64 {
+	return min(g.view.Time.Sub(g.past.At(step)), history.StepLength).Seconds()
+}
+
+// The figures of a step. NaN, for which no comparison holds, is absent.
+func (g *gpu) sm(i int) float64    { return float64(g.uses[i].SM) }
+func (g *gpu) cpus(i int) float64  { return float64(g.uses[i].CPU) / g.seconds(i) }
+func (g *gpu) clock(i int) float64 { return float64(g.loads[i].Clock) }
+
+// total is the SM time of all users in a step.
+func (g *gpu) total(i int) float64 {
+	sum := known(g.sm(i))
+	for _, o := range g.others {
+		sum += known(g.of(o, i, func(u *history.Use) float32 { return u.SM }))
+	}
+	return sum
+}
+
+// of is a figure of another user.
+func (g *gpu) of(o *party, i int, figure func(*history.Use) float32) float64 {
+	if uses := g.past.Uses[o.user]; i < len(uses) && uses[i].Seen > 0 {
+		return float64(figure(&uses[i]))
+	}
+	return 0
+}
+
+func known(x float64) float64 {
+	if x != x {
+		return 0
+	}
+	return x
+}
+
+// mean is that of a figure over the steps in which a condition holds; absent when the figure is.
+func (g *gpu) mean(is func(int) bool, figure func(int) float64) view.Number {
+	sum, n := 0.0, 0
+	for _, i := range g.steps {
+		if x := figure(i); is(i) && x == x {
+			sum, n = sum+x, n+1
+		}
+	}
+	return view.Number{V: sum / float64(max(n, 1)), OK: n > 0}
+}
+
+// when is the time in which a condition holds.
+type when struct {
+	part    float64 // of the steps looked at
+	seconds float64
+	since   time.Time // when it began the last time
+	now     bool
+	text    string
+}
+
+// held tells when a condition holds; ok when that is enough for a finding.
+func (g *gpu) held(is func(int) bool) (w when, ok bool) {
+	n, first, last := 0, -1, -1 // of the last run, in which single steps may be missing
+	for k, i := range g.steps {
+		if is(i) {
+			if n++; last < 0 || k-last > 2 {
+				first = k
+			}
+			last = k
+		}
+	}
+	if n < least {
+		return w, false
+	}
+	w = when{part: float64(n) / float64(len(g.steps)), seconds: float64(n) * history.StepLength.Seconds(), since: g.past.At(g.steps[first]), now: last >= len(g.steps)-2}
+	w.text = fmt.Sprintf("for %s of the last %s", span(seconds(w.seconds)), span(seconds(float64(len(g.steps))*history.StepLength.Seconds())))
+	if w.now {
+		w.text += ", and now since " + w.since.UTC().Format("15:04:05") + " UTC"
+	} else {
+		w.text += ", until " + g.past.At(g.steps[last]+1).UTC().Format("15:04:05") + " UTC"
+	}
+	return w, w.now || w.part >= leastPart
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// throttled looks for clocks that are held down.
+func (g *gpu) throttled() {
+	highest := float64(g.device.MaxClocks["sm"])
+	slow := func(i int) float64 { return max(0, 1-g.clock(i)/highest) }
+	temperature := func(i int) float64 { return float64(g.loads[i].Temperature) }
+	power := func(i int) float64 { return float64(g.loads[i].Power) }
+	// A clock that is not known does not speak against it.
+	lowered := func(i int) bool { return !(highest > 0 && g.clock(i) > fullClock*highest) }
+	busy := func(i int) bool { return g.loads[i].Utilization >= works }
+	free := func(i int) bool {
+		l := &g.loads[i]
+		return l.Thermal < heldDown && l.PowerLimited < heldDown && l.Hardware < heldDown
+	}
+	for _, x := range []struct {
+		cause *Cause
+		what  string
+		is    func(int) bool
+	}{
+		{Hot, "is held back by heat", func(i int) bool { return g.loads[i].Thermal >= heldDown && lowered(i) }},
+		{Capped, "is held back by its power limit", func(i int) bool { return g.loads[i].PowerLimited >= heldDown && lowered(i) && busy(i) }},
+		{Slowed, "is held back by its hardware", func(i int) bool { return g.loads[i].Hardware >= heldDown }},
+		{LowClocks, "runs at low clocks that nothing explains", func(i int) bool { return busy(i) && free(i) && highest > 0 && g.clock(i) < lowClock*highest }},
+	} {
+		w, ok := g.held(x.is)
+		if !ok {
+			continue
+		}
+		var evidence []string
+		clock := g.mean(x.is, g.clock)
+		if clock.OK && highest > 0 {
+			evidence = append(evidence, fmt.Sprintf("SM clock %.0f of %.0f MHz", clock.V/1e6, highest/1e6))
+		}
+		if t := g.mean(x.is, temperature); t.OK {
+			evidence = append(evidence, fmt.Sprintf("%.0f °C", t.V))
+		}
+		if p := g.mean(x.is, power); p.OK && g.device.PowerLimit.OK {
+			evidence = append(evidence, fmt.Sprintf("%.0f of %.0f W", p.V, g.device.PowerLimit.V))
+		}
+		lost := 0.3 // where the clock is not known
+		if clock.OK && highest > 0 {
+			lost = max(g.mean(x.is, slow).V, 0.05)
+		}
+		g.find(x.cause, g.device.UUID, w.part*lost, w.since, w.seconds, fmt.Sprintf("%s %s: %s.", g.name, x.what, w.text), evidence...)
+	}
+}
+
+// neighbours looks for another user that takes SM time or the memory's bandwidth.
+func (g *gpu) neighbours() {
+	sm := func(u *history.Use) float32 { return u.SM }
+	bandwidth := func(u *history.Use) float32 { return u.MemoryBandwidth }
+	wants := func(i int) bool { return g.sm(i) >= idleSM && g.sm(i) < enoughSM }
+	g.worst(TakesSM, 1, "%s has %.0f %% of the SM time of %s, this one %.0f %%: %s.", sm, func(o *party, i int) bool {
+		return wants(i) && g.of(o, i, sm) >= neighbourSM && g.total(i) >= busyGPU
+	})
+	g.worst(TakesBandwidth, 0.5, "%s reads and writes memory %.0f %% of the time on %s, this one %.0f %%: %s.", bandwidth, func(o *party, i int) bool {
+		return wants(i) && g.of(o, i, bandwidth) >= busyMemory/2 && g.loads[i].MemoryBandwidth >= busyMemory
+	})
+}
+
+// worst finds the one neighbour that takes most of a figure while a condition holds. Weight is what a percent of it costs.
+func (g *gpu) worst(c *Cause, weight float64, format string, figure func(*history.Use) float32, is func(*party, int) bool) {
+	most, cost := &party{}, 0.0
+	for _, o := range g.others {
+		meets := func(i int) bool { return is(o, i) }
+		if w, ok := g.held(meets); ok {
+			if x := w.part * weight / 100 * g.mean(meets, func(i int) float64 { return g.of(o, i, figure) }).V; x > cost {
+				most, cost = o, x
+			}
+		}
+	}
+	if cost == 0 {
+		return
+	}
+	meets := func(i int) bool { return is(most, i) }
+	w, _ := g.held(meets)
+	takes := g.mean(meets, func(i int) float64 { return g.of(most, i, figure) }).V
+	has := g.mean(meets, func(i int) float64 { return float64(figure(&g.uses[i])) }).V
+	f := g.find(c, g.device.UUID, cost, w.since, w.seconds, upper(fmt.Sprintf(format, most.party.String(), takes, g.name, has, w.text)))
+	if u := g.mean(meets, func(i int) float64 { return float64(g.loads[i].Utilization) }); u.OK {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s was busy %.0f %% of that time", g.name, u.V))
+	}
+	if len(g.others) > 1 {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("it is one of %d on it", len(g.others)+1))
+	}
+	f.Neighbour = &most.party
+}
+
+// upper begins a sentence.
+func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+// link looks for copies between the host and the GPU.
+func (g *gpu) link() {
+	capacity := g.device.PCIeLink.V
+	if capacity <= 0 {
+		return
+	}
+	// Each direction is a link of its own.
+	for _, way := range []struct {
+		name string
+		all  func(*history.Load) float32
+		of   func(*history.Use) float32
+	}{
+		{"to", func(l *history.Load) float32 { return l.ToGPU }, func(u *history.Use) float32 { return u.ToGPU }},
+		{"from", func(l *history.Load) float32 { return l.FromGPU }, func(u *history.Use) float32 { return u.FromGPU }},
+	} {
+		moved := func(i int) float64 { return float64(way.all(&g.loads[i])) / g.seconds(i) }
+		own := func(i int) float64 { return float64(way.of(&g.uses[i])) / g.seconds(i) }
+		// One that neither computes nor copies does not wait for the link.
+		is := func(i int) bool {
+			return moved(i) >= busyLink*capacity && g.sm(i) < enoughSM && (g.sm(i) >= idleSM || own(i) >= 0.01*capacity)
+		}
+		w, ok := g.held(is)
+		if !ok {
+			continue
+		}
+		rate, mine := g.mean(is, moved).V, g.mean(is, own)
+		evidence := []string{fmt.Sprintf("%s/s of about %s/s", size(uint64(rate)), size(uint64(capacity)))}
+		var most *party
+		highest := mine.V
+		for _, o := range g.others {
+			if x := g.mean(is, func(i int) float64 { return g.of(o, i, way.of) / g.seconds(i) }); x.OK && x.V > highest {
+				most, highest = o, x.V
+			}
+		}
+		if mine.OK {
+			evidence = append(evidence, fmt.Sprintf("this one copies %s/s", size(uint64(mine.V))))
+		} else {
+			evidence = append(evidence, "who copies is not known without the kernel tracer")
+		}
+		cost, text := w.part*min(rate/capacity, 1), fmt.Sprintf("Copies %s %s keep its link busy: %s.", way.name, g.name, w.text)
+		if most == nil {
+			g.find(CopyBound, g.device.UUID, cost, w.since, w.seconds, text, evidence...)
+			continue
+		}
+		evidence = append(evidence, fmt.Sprintf("%s copies %s/s", most.party.String(), size(uint64(highest))))
+		g.find(TakesLink, g.device.UUID, cost, w.since, w.seconds, fmt.Sprintf("%s keeps the link of %s busy with copies %s it: %s.", upper(most.party.String()), g.name, way.name, w.text),
+			evidence...).Neighbour = &most.party
+	}
+}
+
+// host looks for a target that waits for its own CPU, or has no work.
+func (g *gpu) host() {
+	room := func(i int) bool {
+		l := &g.loads[i]
+		c := g.device.PCIeLink.V * busyLink * g.seconds(i)
+		return g.total(i) < works && !(c > 0 && (float64(l.ToGPU) >= c || float64(l.FromGPU) >= c))
+	}
+	busy := func(i int) bool { return g.cpus(i) >= busyCPU && g.sm(i) < waitingSM && room(i) }
+	if w, ok := g.held(busy); ok {
+		g.find(HostBound, g.device.UUID, w.part*(1-g.mean(busy, g.sm).V/100), w.since, w.seconds,
+			fmt.Sprintf("Its own CPU is busy while %s waits: %s.", g.name, w.text),
+			fmt.Sprintf("its processes use %.1f CPUs and %.0f %% of the SM time", g.mean(busy, g.cpus).V, g.mean(busy, g.sm).V))
+	}
+	idle := func(i int) bool {
+		return g.sm(i) < idleSM && !(g.cpus(i) >= busyCPU) && !(g.uses[i].ToGPU+g.uses[i].FromGPU > idleBytes)
+	}
+	if w, ok := g.held(idle); ok && w.now && g.view.Time.Sub(w.since) >= idleSteps*history.StepLength {
+		evidence := []string{"it holds " + size(g.own.memory)}
+		if c := g.mean(idle, g.cpus); c.OK {
+			evidence = append(evidence, fmt.Sprintf("its processes use %.2f CPUs", c.V))
+		}
+		g.find(Idling, g.device.UUID, 0, w.since, w.seconds, fmt.Sprintf("It gives %s no work: %s.", g.name, w.text), evidence...)
+	}
+}
+
+// memory looks for a GPU whose memory is nearly full.
+func (g *gpu) memory() {
+	d := g.device
+	if !d.MemoryUsed.OK || d.MemoryTotal.V == 0 || float64(d.MemoryUsed.V) < full*float64(d.MemoryTotal.V) {
+		return
+	}
+	part := 100 * float64(d.MemoryUsed.V) / float64(d.MemoryTotal.V)
+	text := fmt.Sprintf("The memory of %s is %.0f %% full: the next large request fails.", g.name, part)
+	if len(g.others) > 0 && g.others[0].memory > g.own.memory {
+		most := g.others[0]
+		g.find(TakesMemory, d.UUID, 0.02, time.Time{}, 0, fmt.Sprintf("%s %s holds more of it than this one.", text, upper(most.party.String())), g.holders(d.UUID)...).Neighbour = &most.party
+		return
+	}
+	g.find(MemoryFull, d.UUID, 0.01, time.Time{}, 0, text, g.holders(d.UUID)...)
+}
