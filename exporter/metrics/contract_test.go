@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
 	"gpu-exporter/exporter/containers"
@@ -226,6 +227,10 @@ func TestContract(t *testing.T) {
 	}
 	for name := range got {
 		t.Errorf("%s is not in the contract", name)
+	}
+	problems, err := promlint.NewWithMetricFamilies(slices.Collect(maps.Values(gather(t, full(), Options{MaxSeries: 1000})))).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("promlint: %v, %v", problems, err)
 	}
 }
 
