@@ -125,6 +125,22 @@ func read(dir string, elements ...string) string {
 	return strings.TrimSpace(string(b))
 }
 
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// few joins names, and counts those after the first five.
+func few(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	if len(names) > 5 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:5], ", "), len(names)-5)
+	}
+	return strings.Join(names, ", ")
+}
+
 // Examine runs every check.
 func Examine(h *Host) *Report { return examine(h, Checks, patience) }
 

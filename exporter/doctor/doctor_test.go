@@ -82,6 +82,11 @@ func (r *tree) pci(address, driver string) {
 	}
 }
 
+// rules are what systemd holds for the container.
+func (r *tree) rules(text string) {
+	r.write("run/systemd/transient/docker-"+r.host.Snapshot.Containers[0].ID+".scope.d/50-DeviceAllow.conf", "[Scope]\nDeviceAllow=\n"+text+"\n")
+}
+
 // nvswitch puts a switch of GPUs on the bus.
 func (r *tree) nvswitch() {
 	r.pci("0000:0c:00.0", "nvidia-nvswitch")
@@ -118,7 +123,7 @@ func healthy(t *testing.T) *tree {
 			Sources:    []view.Source{{Name: "docker", Up: true}, {Name: "nvml", Up: true}},
 			Tracer:     &view.Tracer{Mode: "tracepoint", Up: true},
 			Devices:    []view.Device{{UUID: "GPU-9026ca80", PCIBusID: "0000:0a:00.0", State: "ok"}},
-			Containers: []view.Container{{Name: "train", Assigned: []view.Assignment{{GPUUUID: "GPU-9026ca80", Source: "device_requests"}}}}}}
+			Containers: []view.Container{{ID: "1387765308ae", Name: "train", Assigned: []view.Assignment{{GPUUUID: "GPU-9026ca80", Source: "device_requests"}}}}}}
 	return r
 }
 
@@ -202,7 +207,7 @@ var cases = []struct {
 	{noDocker, "no socket in the exporter's container", func(r *tree) { r.says("docker", "no Docker here: /x does not exist") }, "the exporter says: no Docker here: /x"},
 	{dockerDown, "Docker down for the exporter", func(r *tree) { r.says("docker", "permission denied") }, "the exporter says: permission denied"},
 	{dockerDown, "Docker down", func(r *tree) { r.host.Engine = docker.Info{Reason: "permission denied on /var/run/docker.sock"} }, "permission denied"},
-	{noRuntime, "no runtime", func(r *tree) { r.remove("etc/cdi"); r.host.Engine.Runtimes = []string{"runc"} }, "Docker's runtimes: runc; no specification of nvidia.com in /etc/cdi"},
+	{noRuntime, "no runtime", func(r *tree) { r.remove("etc/cdi"); r.host.Engine.Runtimes = []string{"runc"} }, "Docker's runtimes: runc; directories of CDI without nvidia.com: /etc/cdi"},
 	{oldCDI, "old CDI", func(r *tree) {
 		r.write("etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n  - hostPath: /usr/lib64/libcuda.so.575.57.08\n")
 	}, "is of version 575.57.08, the driver of 580.159.04"},
@@ -210,11 +215,10 @@ var cases = []struct {
 		r.write("proc/self/mounts", "proc /proc proc rw 0 0\n")
 		r.host.Engine.CgroupVersion = ""
 	}, "self/mounts has none"},
-	{reload, "systemd and the hook", func(r *tree) { r.host.Engine.CgroupDriver = "systemd" }, "version 2, Docker's driver systemd; GPUs through NVIDIA's hook: train"},
-	{noCharLinks, "systemd and no links", func(r *tree) {
+	{reload, "systemd does not know the GPUs", func(r *tree) {
 		r.host.Engine.CgroupDriver = "systemd"
-		r.host.Snapshot.Containers[0].Assigned[0].Source = "cdi"
-	}, "dev/char/195:255 is not there; GPUs: train"},
+		r.rules("DeviceAllow=/dev/char/1:3 rwm\nDeviceAllow=char-* m")
+	}, "version 2, Docker's driver systemd, whose rules lack the GPUs of train"},
 	{refused, "failed opens", func(r *tree) {
 		r.host.Snapshot.Containers[0].RefusedOpens, r.host.Snapshot.Containers[0].AccessLost = 12, now.Add(-time.Minute)
 	}, "container train: /dev/nvidiactl refused, the last time 1m0s ago; 12 opens not permitted"},
@@ -282,11 +286,19 @@ func TestMismatchOnDisk(t *testing.T) {
 // TestKinds: what resembles a fault and is none.
 func TestKinds(t *testing.T) {
 	for name, change := range map[string]func(*tree){
-		"GPUs through CDI with links": func(r *tree) {
+		"systemd knows the GPUs": func(r *tree) {
 			r.host.Engine.CgroupDriver = "systemd"
-			r.host.Snapshot.Containers[0].Assigned[0].Source = "cdi"
-			r.link("dev/char/195:255", "../nvidiactl")
+			r.rules("DeviceAllow=/dev/char/195:255 rwm\nDeviceAllow=/dev/char/195:0 rwm")
 		},
+		"systemd knows every node of the driver": func(r *tree) {
+			r.host.Engine.CgroupDriver = "systemd"
+			r.rules("DeviceAllow=char-nvidia rwm")
+		},
+		"a container that may do all": func(r *tree) {
+			r.host.Engine.CgroupDriver = "systemd"
+			r.host.Snapshot.Containers[0].Request = "privileged"
+		},
+		"systemd's rules are not to be seen": func(r *tree) { r.host.Engine.CgroupDriver = "systemd" },
 		"systemd without containers on GPUs": func(r *tree) {
 			r.host.Engine.CgroupDriver = "systemd"
 			r.host.Snapshot.Containers = nil
