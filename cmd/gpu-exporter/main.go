@@ -86,7 +86,7 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 	app.Version(versioninfo.Print("gpu-exporter"))
 	// The flags of the application say what is watched; each command has its own besides. Without a command it serves.
 	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
-	commands := append(assetsCommands(app), psCommand(app), topCommand(app), traceCommand(app), doctorCommand(app), whyCommand(app))
+	commands := append(append(assetsCommands(app), installCommands(app)...), psCommand(app), topCommand(app), traceCommand(app), doctorCommand(app), whyCommand(app))
 	var (
 		path     = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
 		interval = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
