@@ -163,7 +163,10 @@ var cases = []struct {
 	{vfio, "Xen", func(r *tree) { r.pci("0000:0b:00.0", "pciback") }, "0000:0b:00.0 is bound to pciback"},
 	{vfio, "vfio of another vendor", func(r *tree) { r.pci("0000:0b:00.0", "nvgrace_gpu_vfio_pci") }, "bound to nvgrace_gpu_vfio_pci"},
 	{vfio, "vfio", func(r *tree) { r.pci("0000:0b:00.0", "vfio-pci") }, "0000:0b:00.0 is bound to vfio-pci"},
-	{asleep, "asleep", func(r *tree) { r.write("sys/bus/pci/devices/0000:0a:00.0/power/runtime_status", "suspended\n") }, "0000:0a:00.0 is suspended"},
+	{asleep, "asleep, its minor not asked for", func(r *tree) {
+		r.write("sys/bus/pci/devices/0000:0a:00.0/power/runtime_status", "suspended\n")
+		r.remove("dev/nvidia2")
+	}, "0000:0a:00.0 is suspended"},
 	{notLoaded, "no driver", func(r *tree) { r.remove("proc/driver"); r.says("nvml", "the NVIDIA driver is not loaded") }, "driver/nvidia/version is not there"},
 	{noNode, "no node", func(r *tree) { r.remove("dev/nvidia2") }, "dev/nvidia2: no such file or directory"},
 	{wrongNode, "another's number", func(r *tree) { r.node("dev/nvidia-uvm", 507, 0, 0o666) }, "is device 507:0, the driver's is 508:0"},
@@ -226,6 +229,11 @@ var cases = []struct {
 	{noCaps, "the exporter's capabilities", func(r *tree) { r.host.Snapshot.Host.Capabilities = "0" }, "not held: CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH"},
 	{noBTF, "no BTF", func(r *tree) { r.remove("sys/kernel/btf") }, "btf/vmlinux is not there"},
 	{lockdown, "lockdown", func(r *tree) { r.write("sys/kernel/security/lockdown", "none integrity [confidentiality]\n") }, "[confidentiality]"},
+	{lockdown, "lockdown seen from a container", func(r *tree) {
+		r.write("sys/kernel/security/lockdown", "[confidentiality]\n")
+		r.host.Sys = r.path("own")
+		r.write("own/kernel/btf/vmlinux", "BTF")
+	}, "[confidentiality]"},
 	{noTracefs, "no tracefs", func(r *tree) {
 		r.remove("sys/kernel/tracing/events")
 		r.write("proc/self/status", "CapEff:\t000001ffffdfffff\n")
@@ -240,6 +248,7 @@ func TestFaults(t *testing.T) {
 	for _, c := range cases {
 		tried[c.fault] = true
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			tree := healthy(t)
 			c.change(tree)
 			r := Examine(tree.host)
@@ -341,6 +350,7 @@ func TestKinds(t *testing.T) {
 		"an older exporter":                    func(r *tree) { r.host.Snapshot.Tracer = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tree := healthy(t)
 			change(tree)
 			r := Examine(tree.host)

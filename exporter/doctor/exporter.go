@@ -137,7 +137,8 @@ func (h *Host) kernel() (out []found) {
 	if btf := filepath.Join(h.Sys, "kernel/btf/vmlinux"); !exists(btf) {
 		out = append(out, found{noBTF, btf + " is not there"})
 	}
-	text := h.sysfs("kernel/security/lockdown")
+	const file = "kernel/security/lockdown"
+	text := cmp.Or(h.sysfs(file), read(h.DriverRoot, "sys", file)) // a container has no securityfs of its own
 	if strings.Contains(text, "[confidentiality]") {
 		out = append(out, found{lockdown, "lockdown: " + text})
 	}

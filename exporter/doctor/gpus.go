@@ -68,7 +68,7 @@ func (h *Host) gpus() (out []found) {
 
 func (h *Host) power() (out []found) {
 	for _, g := range h.bus(display) {
-		if h.sysfs("bus/pci/devices", g.address, "power/runtime_status") == "suspended" {
+		if h.suspended(g.address) {
 			out = append(out, found{asleep, g.address + " is suspended"})
 		}
 	}
@@ -132,8 +132,16 @@ func (h *Host) driven() []string {
 	return dirs
 }
 
-// information returns a value that the driver gives for the GPU of a directory; empty: none.
-func information(dir, field string) string {
+// suspended tells whether a device of the bus sleeps.
+func (h *Host) suspended(address string) bool {
+	return h.sysfs("bus/pci/devices", address, "power/runtime_status") == "suspended"
+}
+
+// information returns a value that the driver gives for the GPU of a directory; empty: none, or the GPU sleeps, and is not to be woken by the question.
+func (h *Host) information(dir, field string) string {
+	if h.suspended(filepath.Base(dir)) {
+		return ""
+	}
 	for line := range strings.Lines(read(dir, "information")) {
 		if name, value, _ := strings.Cut(line, ":"); name == field {
 			return strings.TrimSpace(value)
@@ -152,7 +160,7 @@ type node struct {
 func (h *Host) wanted() []node {
 	list := []node{{"dev/nvidiactl", 195, 255}}
 	for _, dir := range h.driven() {
-		if n, err := strconv.ParseUint(information(dir, "Device Minor"), 10, 20); err == nil {
+		if n, err := strconv.ParseUint(h.information(dir, "Device Minor"), 10, 20); err == nil {
 			list = append(list, node{fmt.Sprintf("dev/nvidia%d", n), 195, uint32(n)})
 		}
 	}
@@ -211,7 +219,7 @@ func (h *Host) visible() (out []found) {
 	for _, dir := range h.driven() {
 		if address := filepath.Base(dir); !shown[address] {
 			evidence := address + " is in " + filepath.Dir(dir) + " and not in NVML's list"
-			if information(dir, "GPU Excluded") == "Yes" {
+			if h.information(dir, "GPU Excluded") == "Yes" {
 				evidence += ": the module's parameter NVreg_ExcludedGpus leaves it out"
 			}
 			out = append(out, found{notSeen, evidence})
