@@ -58,7 +58,7 @@ func explain(ctx context.Context, name string, from *sourceFlags, cfg exporter.C
 	}
 	if remote == nil {
 		s, h := recorded(cfg)
-		r, err := why.Ask(name, view.New(s), view.Others(s), h.Past())
+		r, err := why.New(view.New(s), view.Others(s), h.Past()).Ask(name)
 		if err != nil {
 			return nil, unseenError{fmt.Errorf("%s: %w", containers.Clean(name, 100), err)}
 		}

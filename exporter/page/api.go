@@ -23,9 +23,27 @@ type Server struct {
 	ended   chan struct{} // closed when Run returns
 	streams atomic.Int64
 
+	now, why cached
+}
+
+// cached is the JSON of a snapshot, made once for all who ask.
+type cached struct {
 	mu   sync.Mutex
-	made *snapshot.Snapshot // of which text is the JSON
+	made *snapshot.Snapshot
 	text []byte
+}
+
+func (c *cached) of(s *snapshot.Snapshot, view func() any) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made != s {
+		b, err := json.Marshal(view())
+		if err != nil {
+			return nil, err
+		}
+		c.made, c.text = s, b
+	}
+	return c.text, nil
 }
 
 // New returns a server of the snapshots that latest returns; it must not return nil. Without Run it has no history.
@@ -74,7 +92,7 @@ func (s *Server) Register(mux *http.ServeMux) {
 	})
 	mux.HandleFunc("GET /api/v1/why", func(w http.ResponseWriter, r *http.Request) {
 		now := s.latest()
-		report, err := why.Ask(r.URL.Query().Get("container"), view.New(now), view.Others(now), s.history.Past())
+		report, err := why.New(view.New(now), view.Others(now), s.history.Past()).Ask(r.URL.Query().Get("container"))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -84,19 +102,16 @@ func (s *Server) Register(mux *http.ServeMux) {
 	})
 }
 
-// snapshot returns the latest snapshot as JSON, made once for all who ask.
+// snapshot returns the latest snapshot as JSON.
 func (s *Server) snapshot() ([]byte, error) {
 	now := s.latest()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.made != now {
-		b, err := json.Marshal(view.New(now))
-		if err != nil {
-			return nil, err
-		}
-		s.made, s.text = now, b
-	}
-	return s.text, nil
+	return s.now.of(now, func() any { return view.New(now) })
+}
+
+// findings returns the first finding of each container as JSON.
+func (s *Server) findings() ([]byte, error) {
+	now := s.latest()
+	return s.why.of(now, func() any { return why.New(view.New(now), nil, s.history.Past()).First() })
 }
 
 func answer(w http.ResponseWriter, b []byte, err error) {

@@ -49,7 +49,7 @@ const (
 	slow          = 10 * time.Second // a reader that takes longer for one event is gone
 )
 
-// stream sends the snapshot every second and the history now and then, as server-sent events, until the reader or the server goes.
+// stream sends the snapshot every second, and the history and what holds containers back now and then, as server-sent events, until the reader or the server goes.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	if s.streams.Add(1) > maxStreams {
 		s.streams.Add(-1)
@@ -63,24 +63,25 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	control := http.NewResponseController(w)
 	control.SetReadDeadline(time.Time{}) // the server's would end the request
+	send := func(event string, data []byte) error {
+		_, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, data)
+		return err
+	}
 	tick := time.NewTicker(streamPeriod)
 	defer tick.Stop()
 	for i := 0; ; i++ {
 		control.SetWriteDeadline(time.Now().Add(slow))
 		if i%historyEvery == 0 {
 			b, err := json.Marshal(s.history.View(historyPoints))
-			if err == nil {
-				_, err = fmt.Fprintf(w, "event: history\ndata: %s\n\n", b)
+			if err != nil || send("history", b) != nil {
+				return
 			}
-			if err != nil {
+			if b, err = s.findings(); err != nil || send("why", b) != nil {
 				return
 			}
 		}
 		b, err := s.snapshot()
-		if err == nil {
-			_, err = fmt.Fprintf(w, "event: snapshot\ndata: %s\n\n", b)
-		}
-		if err != nil || control.Flush() != nil {
+		if err != nil || send("snapshot", b) != nil || control.Flush() != nil {
 			return
 		}
 		select {

@@ -24,6 +24,7 @@ import (
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/why"
 	"gpu-exporter/nvml/frame"
 )
 
@@ -32,7 +33,7 @@ const hostile = `<img src=x onerror="window.owned=1"><script>window.owned=1</scr
 
 func sample(load float64) *snapshot.Snapshot {
 	c := containers.Container{ID: strings.Repeat("c", 64), Name: "train" + hostile, Image: hostile}
-	idle := containers.Container{ID: strings.Repeat("d", 64), Name: "idle"}
+	idle := containers.Container{ID: strings.Repeat("d", 64), Name: "idle", Requests: []containers.Request{{Text: hostile, IDs: []string{"9"}}}}
 	return &snapshot.Snapshot{Time: time.Now(), Host: input.Host{Name: hostile}, Library: frame.Library{DriverVersion: hostile},
 		Sources: map[string]input.Source{"docker": {Name: "docker", Reason: hostile}, "nvml": {Name: "nvml", Up: true}},
 		Devices: []snapshot.Device{
@@ -138,12 +139,19 @@ func TestStream(t *testing.T) {
 		names = append(names, name)
 		events.Scan()
 		data, ok := strings.CutPrefix(events.Text(), "data: ")
+		if name == "why" {
+			var v map[string]why.Finding
+			if err := json.Unmarshal([]byte(data), &v); !ok || err != nil || v[strings.Repeat("d", 64)].Cause != why.NotGiven.Name {
+				t.Fatalf("%s: %v %q", name, err, data)
+			}
+			continue
+		}
 		var v struct{ Devices []struct{ UUID string } }
 		if err := json.Unmarshal([]byte(data), &v); !ok || err != nil || len(v.Devices) != 2 || v.Devices[1].UUID != "GPU-1" {
 			t.Fatalf("%s: %v %q", name, err, data)
 		}
 	}
-	if got := strings.Join(names, " "); !strings.HasPrefix(got, "history snapshot snapshot snapshot snapshot history snapshot snapshot") {
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "history why snapshot snapshot snapshot snapshot history why snapshot snapshot") {
 		t.Errorf("events %s, %v", got, events.Err())
 	}
 	s.streams.Add(maxStreams)
@@ -229,6 +237,12 @@ func TestBrowser(t *testing.T) {
 	want("document.querySelectorAll('#gpus article')[1].innerText.includes('lost: <img')", "true")
 	want("document.getElementById('notice').textContent.startsWith('docker is down: <img')", "true")
 	want("document.documentElement.scrollWidth <= 360", "true")
+	until("what holds a container back", "document.querySelector('#containers .why') !== null")
+	const reason = "document.querySelector('#containers .why')"
+	want(reason+".innerText.startsWith('It asked for GPUs, but what it asked for is no GPU that this host can use now. it asked for <img')", "true")
+	want(reason+".innerText.includes('Start it with `--gpus all`')", "true")
+	want("document.querySelectorAll('#containers .why').length", "1")
+	want("document.querySelectorAll('img').length", "0")
 	until("a line with points", first+".querySelector('path.line').getAttribute('d').includes('M')")
 
 	load.Store(77)

@@ -13,25 +13,18 @@ import (
 // gpu is the target on one GPU.
 type gpu struct {
 	*look
+	*crowd
 	device *view.Device
 	name   string
 	loads  []history.Load
+	own    *party // the target
 	uses   []history.Use
-	steps  []int    // in which it was there
-	own    *party   // the target
-	others []*party // who else is on the GPU now
+	steps  []int // in which it was there
 }
 
 // load looks for what costs time on a GPU that the target is on.
-func (l *look) load(d *view.Device) {
-	g := &gpu{look: l, device: d, name: fmt.Sprintf("GPU %d", d.Index), loads: l.past.Loads[d.UUID], uses: l.past.Uses[l.user(d.UUID)]}
-	for _, p := range l.parties(d.UUID) {
-		if p.user == l.user(d.UUID) {
-			g.own = p
-		} else {
-			g.others = append(g.others, p)
-		}
-	}
+func (l *look) load(d *view.Device, own *party) {
+	g := &gpu{look: l, crowd: l.crowds[d.UUID], device: d, name: fmt.Sprintf("GPU %d", d.Index), loads: l.past.Loads[d.UUID], own: own, uses: own.uses}
 	if len(g.loads) == len(g.uses) {
 		for i := range g.uses {
 			if g.uses[i].Seen > 0 && g.loads[i].Seen > 0 && g.seconds(i) >= partial {
@@ -62,22 +55,16 @@ func (g *gpu) sm(i int) float64    { return float64(g.uses[i].SM) }
 func (g *gpu) cpus(i int) float64  { return float64(g.uses[i].CPU) / g.seconds(i) }
 func (g *gpu) clock(i int) float64 { return float64(g.loads[i].Clock) }
 
-// total is the SM time of all users in a step.
-func (g *gpu) total(i int) float64 {
-	sum := known(g.sm(i))
-	for _, o := range g.others {
-		sum += known(g.of(o, i, func(u *history.Use) float32 { return u.SM }))
-	}
-	return sum
-}
-
-// of is a figure of another user.
-func (g *gpu) of(o *party, i int, figure func(*history.Use) float32) float64 {
-	if uses := g.past.Uses[o.user]; i < len(uses) && uses[i].Seen > 0 {
-		return float64(figure(&uses[i]))
+// figure is one of a step; 0 where the party was not there.
+func (p *party) figure(i int, of func(*history.Use) float32) float64 {
+	if i < len(p.uses) && p.uses[i].Seen > 0 {
+		return float64(of(&p.uses[i]))
 	}
 	return 0
 }
+
+func sm(u *history.Use) float32        { return u.SM }
+func bandwidth(u *history.Use) float32 { return u.MemoryBandwidth }
 
 func known(x float64) float64 {
 	if x != x {
@@ -180,24 +167,25 @@ func (g *gpu) throttled() {
 
 // neighbours looks for another user that takes SM time or the memory's bandwidth.
 func (g *gpu) neighbours() {
-	sm := func(u *history.Use) float32 { return u.SM }
-	bandwidth := func(u *history.Use) float32 { return u.MemoryBandwidth }
 	wants := func(i int) bool { return g.sm(i) >= idleSM && g.sm(i) < enoughSM }
 	g.worst(TakesSM, 1, "%s has %.0f %% of the SM time of %s, this one %.0f %%: %s.", sm, func(o *party, i int) bool {
-		return wants(i) && g.of(o, i, sm) >= neighbourSM && g.total(i) >= busyGPU
+		return wants(i) && o.figure(i, sm) >= neighbourSM && g.total[i] >= busyGPU
 	})
 	g.worst(TakesBandwidth, 0.5, "%s reads and writes memory %.0f %% of the time on %s, this one %.0f %%: %s.", bandwidth, func(o *party, i int) bool {
-		return wants(i) && g.of(o, i, bandwidth) >= busyMemory/2 && g.loads[i].MemoryBandwidth >= busyMemory
+		return wants(i) && o.figure(i, bandwidth) >= busyMemory/2 && g.loads[i].MemoryBandwidth >= busyMemory
 	})
 }
 
 // worst finds the one neighbour that takes most of a figure while a condition holds. Weight is what a percent of it costs.
 func (g *gpu) worst(c *Cause, weight float64, format string, figure func(*history.Use) float32, is func(*party, int) bool) {
 	most, cost := &party{}, 0.0
-	for _, o := range g.others {
+	for _, o := range g.parties {
+		if o == g.own {
+			continue
+		}
 		meets := func(i int) bool { return is(o, i) }
 		if w, ok := g.held(meets); ok {
-			if x := w.part * weight / 100 * g.mean(meets, func(i int) float64 { return g.of(o, i, figure) }).V; x > cost {
+			if x := w.part * weight / 100 * g.mean(meets, func(i int) float64 { return o.figure(i, figure) }).V; x > cost {
 				most, cost = o, x
 			}
 		}
@@ -207,14 +195,14 @@ func (g *gpu) worst(c *Cause, weight float64, format string, figure func(*histor
 	}
 	meets := func(i int) bool { return is(most, i) }
 	w, _ := g.held(meets)
-	takes := g.mean(meets, func(i int) float64 { return g.of(most, i, figure) }).V
+	takes := g.mean(meets, func(i int) float64 { return most.figure(i, figure) }).V
 	has := g.mean(meets, func(i int) float64 { return float64(figure(&g.uses[i])) }).V
 	f := g.find(c, g.device.UUID, cost, w.since, w.seconds, upper(fmt.Sprintf(format, most.party.String(), takes, g.name, has, w.text)))
 	if u := g.mean(meets, func(i int) float64 { return float64(g.loads[i].Utilization) }); u.OK {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s was busy %.0f %% of that time", g.name, u.V))
 	}
-	if len(g.others) > 1 {
-		f.Evidence = append(f.Evidence, fmt.Sprintf("it is one of %d on it", len(g.others)+1))
+	if n := len(g.parties); n > 2 {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("it is one of %d on it", n))
 	}
 	f.Neighbour = &most.party
 }
@@ -251,8 +239,11 @@ func (g *gpu) link() {
 		evidence := []string{fmt.Sprintf("%s/s of about %s/s", size(uint64(rate)), size(uint64(capacity)))}
 		var most *party
 		highest := mine.V
-		for _, o := range g.others {
-			if x := g.mean(is, func(i int) float64 { return g.of(o, i, way.of) / g.seconds(i) }); x.OK && x.V > highest {
+		for _, o := range g.parties {
+			if o == g.own {
+				continue
+			}
+			if x := g.mean(is, func(i int) float64 { return o.figure(i, way.of) / g.seconds(i) }); x.OK && x.V > highest {
 				most, highest = o, x.V
 			}
 		}
@@ -277,7 +268,7 @@ func (g *gpu) host() {
 	room := func(i int) bool {
 		l := &g.loads[i]
 		c := g.device.PCIeLink.V * busyLink * g.seconds(i)
-		return g.total(i) < works && !(c > 0 && (float64(l.ToGPU) >= c || float64(l.FromGPU) >= c))
+		return g.total[i] < works && !(c > 0 && (float64(l.ToGPU) >= c || float64(l.FromGPU) >= c))
 	}
 	busy := func(i int) bool { return g.cpus(i) >= busyCPU && g.sm(i) < waitingSM && room(i) }
 	if w, ok := g.held(busy); ok {
@@ -305,8 +296,7 @@ func (g *gpu) memory() {
 	}
 	part := 100 * float64(d.MemoryUsed.V) / float64(d.MemoryTotal.V)
 	text := fmt.Sprintf("The memory of %s is %.0f %% full: the next large request fails.", g.name, part)
-	if len(g.others) > 0 && g.others[0].memory > g.own.memory {
-		most := g.others[0]
+	if most := g.parties[0]; most.memory > g.own.memory {
 		g.find(TakesMemory, d.UUID, 0.02, time.Time{}, 0, fmt.Sprintf("%s %s holds more of it than this one.", text, upper(most.party.String())), g.holders(d.UUID)...).Neighbour = &most.party
 		return
 	}

@@ -42,32 +42,88 @@ const (
 	mostEvidence = 20 // GPUs and assignments
 )
 
+// Scene is a host at one moment with its last ten minutes.
+type Scene struct {
+	view    *view.Snapshot
+	past    *history.Past
+	targets []target
+	crowds  map[string]*crowd // by UUID of the GPU
+}
+
+// crowd is who is on a GPU now.
+type crowd struct {
+	parties []*party               // those with most memory first
+	total   [history.Steps]float64 // percent: SM time of all together
+}
+
+// party is a user of a GPU.
+type party struct {
+	user   history.User
+	party  Party
+	memory uint64
+	uses   []history.Use
+}
+
+// New returns a host. The others are its containers that are not in the view.
+func New(v *view.Snapshot, others []view.Container, p *history.Past) *Scene {
+	h := &Scene{view: v, past: p, targets: targets(v, others), crowds: map[string]*crowd{}}
+	parties := map[history.User]*party{}
+	for i := range v.Workloads {
+		w := &v.Workloads[i]
+		if w.PID == 0 {
+			continue
+		}
+		c := h.crowd(w.GPUUUID)
+		u := history.UserOf(w)
+		x := parties[u]
+		if x == nil {
+			x = &party{user: u, party: Party{Container: w.ContainerName, ID: w.ContainerID, Image: w.Image}, uses: p.Uses[u]}
+			if w.ContainerID == "" {
+				x.party.PID, x.party.Process = w.PID, w.ProcessName
+			}
+			parties[u] = x
+			c.parties = append(c.parties, x)
+			for i := range x.uses {
+				c.total[i] += known(x.figure(i, sm))
+			}
+		}
+		x.memory += w.Memory.V
+	}
+	for _, c := range h.crowds {
+		slices.SortStableFunc(c.parties, func(a, b *party) int { return cmp.Compare(b.memory, a.memory) })
+	}
+	return h
+}
+
+func (h *Scene) crowd(gpu string) *crowd {
+	c := h.crowds[gpu]
+	if c == nil {
+		c = &crowd{}
+		h.crowds[gpu] = c
+	}
+	return c
+}
+
 // look is one explanation in the making.
 type look struct {
-	target Target
-	view   *view.Snapshot
-	past   *history.Past
+	*Scene
+	target *target
 	report *Report
 }
 
 // gpus looks at each GPU that it was on or may use, and at what concerns none in particular.
 func (l *look) gpus() {
 	c := l.target.container
-	on, seen := map[string]bool{}, map[string]bool{} // now; in the last ten minutes
-	for i := range l.view.Workloads {
-		if w := &l.view.Workloads[i]; w.PID != 0 && l.user(w.GPUUUID) == history.UserOf(w) {
-			on[w.GPUUUID], seen[w.GPUUUID] = true, true
-		}
-	}
-	for u := range l.past.Uses {
-		if u.GPU != "" && u == l.user(u.GPU) {
-			seen[u.GPU] = true
+	// The GPUs that it is on.
+	on, before := map[string]*party{}, false
+	for uuid, c := range l.crowds {
+		for _, p := range c.parties {
+			if p.user == l.user(uuid) {
+				on[uuid] = p
+			}
 		}
 	}
 	mine := map[string]bool{}
-	for uuid := range on {
-		mine[uuid] = true
-	}
 	if c != nil && len(on) == 0 {
 		for _, a := range c.Assigned {
 			mine[a.GPUUUID] = true
@@ -75,26 +131,26 @@ func (l *look) gpus() {
 	}
 	l.blind()
 	l.access()
-	if c != nil && len(on) == 0 {
-		l.absent(len(seen) > 0)
-	}
 	for i := range l.view.Devices {
 		d := &l.view.Devices[i]
-		if mine[d.UUID] {
+		if on[d.UUID] != nil || mine[d.UUID] {
 			l.health(d)
 			l.refusals(d.UUID)
 		}
-		if !on[d.UUID] {
-			continue
+		if on[d.UUID] != nil {
+			l.load(d, on[d.UUID])
 		}
-		l.load(d)
+		before = before || slices.ContainsFunc(l.past.Uses[l.user(d.UUID)], func(u history.Use) bool { return u.Seen > 0 })
 	}
 	l.refusals("")
+	if c != nil && len(on) == 0 {
+		l.absent(before)
+	}
 }
 
 // user is the target on a GPU, as the history has it.
 func (l *look) user(gpu string) history.User {
-	return history.User{GPU: gpu, Container: l.target.Party.ID, PID: l.target.Party.PID}
+	return history.User{GPU: gpu, Container: l.target.ID, PID: l.target.PID}
 }
 
 func (l *look) find(c *Cause, gpu string, cost float64, since time.Time, seconds float64, text string, evidence ...string) *Finding {
@@ -227,8 +283,8 @@ func (l *look) health(d *view.Device) {
 
 // refusals looks for requests of memory that failed.
 func (l *look) refusals(gpu string) {
-	n, last := l.events(l.past.Uses[history.User{GPU: gpu, Container: l.target.Party.ID}], func(u *history.Use) float32 { return u.Failed })
-	if n == 0 || l.target.Party.ID == "" {
+	n, last := l.events(l.past.Uses[history.User{GPU: gpu, Container: l.target.ID}], func(u *history.Use) float32 { return u.Failed })
+	if n == 0 || l.target.ID == "" {
 		return
 	}
 	on := ""
@@ -245,42 +301,12 @@ func (l *look) holders(gpu string) (out []string) {
 			out = append(out, fmt.Sprintf("%s of %s are in use", size(d.MemoryUsed.V), size(d.MemoryTotal.V)))
 		}
 	}
-	for i, h := range l.parties(gpu) {
+	for i, h := range l.crowd(gpu).parties {
 		if i == mostNamed {
 			break
 		}
 		out = append(out, fmt.Sprintf("%s holds %s", h.party.String(), size(h.memory)))
 	}
-	return out
-}
-
-// party is a user of a GPU now.
-type party struct {
-	user   history.User
-	party  Party
-	memory uint64
-}
-
-// parties are the users of a GPU, those with most memory first.
-func (l *look) parties(gpu string) []*party {
-	var out []*party
-	for i := range l.view.Workloads {
-		w := &l.view.Workloads[i]
-		if w.PID == 0 || w.GPUUUID != gpu {
-			continue
-		}
-		u := history.UserOf(w)
-		k := slices.IndexFunc(out, func(p *party) bool { return p.user == u })
-		if k < 0 {
-			p := Party{Container: w.ContainerName, ID: w.ContainerID, Image: w.Image}
-			if w.ContainerID == "" {
-				p.PID, p.Process = w.PID, w.ProcessName
-			}
-			out, k = append(out, &party{user: u, party: p}), len(out)
-		}
-		out[k].memory += w.Memory.V
-	}
-	slices.SortStableFunc(out, func(a, b *party) int { return cmp.Compare(b.memory, a.memory) })
 	return out
 }
 

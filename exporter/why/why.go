@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"gpu-exporter/exporter/containers"
-	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/view"
 )
 
@@ -157,21 +156,22 @@ func (r *Report) ExitCode() int {
 	return 1
 }
 
-// Target is what is asked about.
-type Target struct {
-	Party     Party
+// target is what is asked about.
+type target struct {
+	Party
 	container *view.Container // nil: none that Docker told of
+	other     bool            // neither asked for a GPU nor is on one
 }
 
-// Targets are all that can be asked about: the containers of the view and the others, and processes outside containers.
-func Targets(v *view.Snapshot, others []view.Container) []Target {
-	var out []Target
+// targets are all that can be asked about: the containers of the view and the others, and processes outside containers.
+func targets(v *view.Snapshot, others []view.Container) []target {
+	var out []target
 	known := map[string]bool{}
-	for _, list := range [][]view.Container{v.Containers, others} {
+	for n, list := range [][]view.Container{v.Containers, others} {
 		for i := range list {
 			c := &list[i]
 			known[c.ID] = true
-			out = append(out, Target{Party{Container: c.Name, ID: c.ID, Image: c.Image}, c})
+			out = append(out, target{Party{Container: c.Name, ID: c.ID, Image: c.Image}, c, n > 0})
 		}
 	}
 	pids := map[int]bool{}
@@ -179,10 +179,10 @@ func Targets(v *view.Snapshot, others []view.Container) []Target {
 		switch w := &v.Workloads[i]; {
 		case w.ContainerID != "" && !known[w.ContainerID]:
 			known[w.ContainerID] = true
-			out = append(out, Target{Party: Party{Container: w.ContainerName, ID: w.ContainerID, Image: w.Image}})
+			out = append(out, target{Party: Party{Container: w.ContainerName, ID: w.ContainerID, Image: w.Image}})
 		case w.ContainerID == "" && w.PID != 0 && !pids[w.PID]:
 			pids[w.PID] = true
-			out = append(out, Target{Party: Party{PID: w.PID, Process: w.ProcessName}})
+			out = append(out, target{Party: Party{PID: w.PID, Process: w.ProcessName}})
 		}
 	}
 	return out
@@ -191,35 +191,36 @@ func Targets(v *view.Snapshot, others []view.Container) []Target {
 // ErrUnknown says that nothing has the name.
 var ErrUnknown = errors.New("no running container has this name or id, and no process on a GPU this PID")
 
-// Find returns what a name, an id or the beginning of one, or a PID means.
-func Find(name string, v *view.Snapshot, others []view.Container) (Target, error) {
-	targets := Targets(v, others)
+// find returns what a name, an id or the beginning of one, or a PID means.
+func (h *Scene) find(name string) (*target, error) {
 	pid, _ := strconv.Atoi(name)
-	for _, is := range []func(*Target) bool{
-		func(t *Target) bool { return t.Party.ID != "" && (t.Party.Container == name || t.Party.ID == name) },
-		func(t *Target) bool { return pid > 0 && t.has(pid, v) },
-		func(t *Target) bool { return len(name) >= 3 && strings.HasPrefix(t.Party.ID, name) },
+	for _, is := range []func(*target) bool{
+		func(t *target) bool { return t.ID != "" && (t.Container == name || t.ID == name) },
+		func(t *target) bool { return pid > 0 && t.has(pid, h.view) },
+		func(t *target) bool { return len(name) >= 3 && strings.HasPrefix(t.ID, name) },
 	} {
-		var found []Target
-		for i := range targets {
-			if is(&targets[i]) {
-				found = append(found, targets[i])
+		var found *target
+		n := 0
+		for i := range h.targets {
+			if t := &h.targets[i]; is(t) {
+				found = t
+				n++
 			}
 		}
-		if len(found) > 1 {
-			return Target{}, fmt.Errorf("%d running containers have this name or an id that begins so: give more of the id", len(found))
+		if n > 1 {
+			return nil, fmt.Errorf("%d running containers have this name or an id that begins so: give more of the id", n)
 		}
-		if len(found) == 1 {
-			return found[0], nil
+		if n == 1 {
+			return found, nil
 		}
 	}
-	return Target{}, ErrUnknown
+	return nil, ErrUnknown
 }
 
 // has tells whether a process is the target or belongs to it.
-func (t *Target) has(pid int, v *view.Snapshot) bool {
-	return t.Party.PID == pid || t.container != nil && t.container.PID == pid ||
-		t.Party.ID != "" && slices.ContainsFunc(v.Workloads, func(w view.Workload) bool { return w.PID == pid && w.ContainerID == t.Party.ID })
+func (t *target) has(pid int, v *view.Snapshot) bool {
+	return t.PID == pid || t.container != nil && t.container.PID == pid ||
+		t.ID != "" && slices.ContainsFunc(v.Workloads, func(w view.Workload) bool { return w.PID == pid && w.ContainerID == t.ID })
 }
 
 // Table is the reference of all causes, in Markdown.
@@ -232,19 +233,34 @@ func Table() string {
 	return b.String()
 }
 
-// Ask finds what a name means and explains it.
-func Ask(name string, v *view.Snapshot, others []view.Container, p *history.Past) (*Report, error) {
-	t, err := Find(name, v, others)
+// Ask says what holds back what a name, an id or the beginning of one, or a PID means.
+func (h *Scene) Ask(name string) (*Report, error) {
+	t, err := h.find(name)
 	if err != nil {
 		return nil, err
 	}
-	return Explain(t, v, p), nil
+	return h.explain(t), nil
 }
 
-// Explain looks for everything that holds the target back.
-func Explain(t Target, v *view.Snapshot, p *history.Past) *Report {
-	r := &Report{Time: v.Time, Party: t.Party, Uses: []Use{}, Findings: []*Finding{}}
-	(&look{target: t, view: v, past: p, report: r}).gpus()
+// First returns the first finding of each container of the view, by its id.
+func (h *Scene) First() map[string]*Finding {
+	out := map[string]*Finding{}
+	for i := range h.targets {
+		t := &h.targets[i]
+		if t.ID == "" || t.other {
+			continue
+		}
+		if r := h.explain(t); len(r.Findings) > 0 {
+			out[t.ID] = r.Findings[0]
+		}
+	}
+	return out
+}
+
+// explain looks for everything that holds a target back.
+func (h *Scene) explain(t *target) *Report {
+	r := &Report{Time: h.view.Time, Party: t.Party, Uses: []Use{}, Findings: []*Finding{}}
+	(&look{h, t, r}).gpus()
 	slices.SortStableFunc(r.Findings, func(a, b *Finding) int {
 		if a.cause.first != b.cause.first {
 			if a.cause.first {

@@ -129,7 +129,7 @@ func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *hist
 func asked(t *testing.T, name string, at func(second int) *host) *why.Report {
 	t.Helper()
 	s, h := simulate(10*minute, at)
-	r, err := why.Ask(name, view.New(s), view.Others(s), h.Past())
+	r, err := why.New(view.New(s), view.Others(s), h.Past()).Ask(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,23 +323,23 @@ func TestNames(t *testing.T) {
 	})
 	v, others := view.New(s), view.Others(s)
 	for name, want := range map[string]string{"train": "train", id[train]: "train", "aaaaaaaaaaaa": "train", "100": "train", "bbb": "other", "plain": "plain", "300": "plain", "400": ""} {
-		r, err := why.Ask(name, v, others, h.Past())
+		r, err := why.New(v, others, h.Past()).Ask(name)
 		if err != nil || r.Party.Container != want || (want == "") != (r.Party.PID == 400) {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}
 	}
 	for _, name := range []string{"", "tra", "zzz", "1", "0", "-1", "99999999999999999999"} {
-		if r, err := why.Ask(name, v, others, h.Past()); err != why.ErrUnknown {
+		if r, err := why.New(v, others, h.Past()).Ask(name); err != why.ErrUnknown {
 			t.Errorf("%q: %+v, %v", name, r, err)
 		}
 	}
 	v.Containers = append(v.Containers, view.Container{ID: "aaaab", Name: "train"})
 	for _, name := range []string{"train", "aaaa"} {
-		if r, err := why.Ask(name, v, others, h.Past()); err == nil || !strings.Contains(err.Error(), "2 running containers") {
+		if r, err := why.New(v, others, h.Past()).Ask(name); err == nil || !strings.Contains(err.Error(), "2 running containers") {
 			t.Errorf("%q: %+v, %v", name, r, err)
 		}
 	}
-	r, err := why.Ask("plain", v, others, h.Past())
+	r, err := why.New(v, others, h.Past()).Ask("plain")
 	if err != nil || causes(r) != "no_gpu" || !strings.Contains(texts(r), "It was started without a GPU") {
 		t.Errorf("%s %v", texts(r), err)
 	}

@@ -2,7 +2,7 @@
 // What comes from the host is put in as text, never as HTML.
 
 const most = 200; // containers and processes that are drawn
-let snapshot = null, history = {devices: [], containers: []};
+let snapshot = null, history = {devices: [], containers: []}, why = {};
 
 function el(tag, props, ...children) {
   const e = document.createElement(tag);
@@ -71,11 +71,17 @@ function processes(list) {
   return el('table', {}, el('tr', {}, cell('th', 'Process', true), cell('th', 'PID'), cell('th', 'GPU'), cell('th', 'Util'), cell('th', 'Memory')), ...rows);
 }
 
+// reason says what holds a container back, most of all.
+function reason(f) {
+  return f ? el('p', {className: 'why', title: f.cause, textContent: `${f.text} ${(f.evidence || []).join('; ')}`}, el('span', {textContent: f.advice})) : null;
+}
+
 function container(c, list) {
   const h = history.containers.find(x => x.id === c.id), totals = snapshot.devices.map(d => d.memory_total_bytes || 0), gpus = Math.max(new Set(list.map(w => w.gpu_uuid)).size, 1);
   return el('article', {},
     el('h2', {textContent: c.name || c.id.slice(0, 12)}),
     el('small', {textContent: [c.image, c.id.slice(0, 12), c.gpu_request].filter(Boolean).join('  ')}),
+    reason(why[c.id]),
     h ? el('dl', {},
       item('Utilisation', figure(c.utilization_percent, ' %'), h.utilization_percent, 100 * gpus),
       item('Memory', size(c.memory_used_bytes), h.memory_used_bytes, Math.max(...totals, 1) * gpus)) : null,
@@ -106,6 +112,7 @@ function notice(text) { document.getElementById('notice').textContent = text; }
 function connect() {
   const source = new EventSource('api/v1/stream');
   source.addEventListener('history', e => { history = JSON.parse(e.data); });
+  source.addEventListener('why', e => { why = JSON.parse(e.data); });
   source.addEventListener('snapshot', e => { snapshot = JSON.parse(e.data); draw(); });
   source.onerror = () => {
     notice('The exporter does not answer; trying again. What is shown is old.');
