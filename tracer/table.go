@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -293,16 +294,20 @@ func (r *run) onlyGPU(p *process) string {
 	return ""
 }
 
-// maxXids is how many Xids a report has.
-const maxXids = 32
+// A report has the Xids since the last one, of which the GPU may give hundreds at once, and a few that came before.
+const (
+	maxXids  = 1024
+	keptXids = 32
+)
 
 func (r *run) xid(e *bpfXidEvent) bool {
 	x := activity.Xid{Time: r.wall(e.H.Time), PCIBusID: text(e.Dev[:]), Code: e.Code, Message: text(e.Msg[:])}
 	x.PID = xidPID(x.Message)
-	if len(r.xids) >= maxXids {
-		r.xids = slices.Clone(r.xids[1:])
+	if len(r.xids) < maxXids {
+		r.xids = append(r.xids, x)
+	} else {
+		r.lost["xids"]++
 	}
-	r.xids = append(slices.Clip(r.xids), x)
 	event := Event{Kind: "xid", PID: x.PID, Detail: fmt.Sprintf("%d: %s", x.Code, x.Message)}
 	if p := r.processes[x.PID]; p != nil {
 		event.Comm, event.Cgroup = p.Comm, p.Cgroup
@@ -318,15 +323,13 @@ func (r *run) xid(e *bpfXidEvent) bool {
 
 // xidPID finds the process in a message such as "pid=1234, name=python, Graphics SM …" or "pid='<unknown>'": 0 where there is none.
 func xidPID(message string) int {
-	_, rest, ok := strings.Cut(message, "pid=")
-	pid := 0
-	for _, c := range []byte(rest) {
-		if !ok || c < '0' || c > '9' || pid > 1<<24 {
-			break
-		}
-		pid = pid*10 + int(c-'0')
+	_, rest, _ := strings.Cut(message, "pid=")
+	digits := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
+	pid, err := strconv.ParseUint(digits, 10, 22) // as many as the kernel has
+	if err != nil {
+		return 0
 	}
-	return pid
+	return int(pid)
 }
 
 // wall makes Unix ns of CLOCK_MONOTONIC ns.
@@ -517,6 +520,7 @@ func (r *run) publish() {
 	}
 	slices.SortFunc(report.Processes, func(a, b activity.Process) int { return cmp.Compare(a.PID, b.PID) })
 	r.emit(report)
+	r.xids = r.xids[max(0, len(r.xids)-keptXids):]
 }
 
 // process makes the report's copy of a process.

@@ -18,7 +18,7 @@ type Report struct {
 
 	Events uint64            `json:"events"`         // ring-buffer records read
 	Lost   map[string]uint64 `json:"lost,omitempty"` // records or counts lost, by cause: ringbuf, map_calls, map_inflight, …
-	Xids   []Xid             `json:"xids,omitempty"` // the last few, oldest first
+	Xids   []Xid             `json:"xids,omitempty"` // those since the last report and a few before, oldest first
 }
 
 // Process is one process (not thread) that has an NVIDIA device node open.
