@@ -37,7 +37,6 @@ const (
 	full        = 0.9     // of the memory
 	busyLink    = 0.3     // of what the link moves
 
-	fatalXids    = " 48 63 64 74 79 92 94 95 119 120 140 "
 	mostNamed    = 3  // holders of memory
 	mostEvidence = 20 // GPUs and assignments
 )
@@ -257,9 +256,12 @@ func (l *look) health(d *view.Device) {
 		if l.view.Time.Sub(x.Last) > history.Steps*history.StepLength {
 			continue
 		}
-		c := XidProgram
-		if strings.Contains(fatalXids, fmt.Sprintf(" %d ", x.Xid)) {
+		c := XidOther
+		switch {
+		case slices.Contains(FatalXids, x.Xid):
 			c = XidFatal
+		case slices.Contains(ProgramXids, x.Xid):
+			c = XidProgram
 		}
 		l.find(c, d.UUID, 1, x.Last, 0, fmt.Sprintf("The driver reported Xid %d for %s %s ago.", x.Xid, gpu, span(l.view.Time.Sub(x.Last))),
 			fmt.Sprintf("%d of this kind since the exporter started", x.Count))

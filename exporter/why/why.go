@@ -55,8 +55,10 @@ var (
 		"Jobs on it may have failed. Drain it, reset it, and run diagnostics before it is used again.", true}
 	Remap = &Cause{"row_remap", Fault, "a remap of the GPU's memory rows is pending or failed",
 		"Drain the GPU: reset it when the remap is pending, replace the board when it failed.", true}
-	XidProgram = &Cause{"xid_program", Fault, "the driver reported another Xid, as a rule the fault of a program",
+	XidProgram = &Cause{"xid_program", Fault, "the driver reported an Xid that is a program's own fault as a rule",
 		"Look for an illegal address or a killed process: the exporter's log names the process and its container.", true}
+	XidOther = &Cause{"xid_other", Fault, "the driver reported another Xid",
+		"Look it up in NVIDIA's list of Xid errors; the exporter's log names the process and its container where the driver says so.", true}
 	AllocFailed = &Cause{"memory_refused", Memory, "requests of memory by it were refused", "See who else holds memory there, or lower its own demand.", true}
 
 	Hot    = &Cause{"throttled_thermal", Throttle, "heat holds the GPU's clocks down", "Check fans, air flow and inlet temperature; every container on the GPU runs slower.", false}
@@ -86,8 +88,14 @@ var (
 )
 
 // Causes are all causes; of those that cost as much, the first is said first.
-var Causes = []*Cause{NoAccess, NotGiven, Lost, XidFatal, Uncorrected, Remap, AllocFailed, XidProgram, Hot, Capped, Slowed, LowClocks, TakesSM, TakesBandwidth,
+var Causes = []*Cause{NoAccess, NotGiven, Lost, XidFatal, Uncorrected, Remap, AllocFailed, XidProgram, XidOther, Hot, Capped, Slowed, LowClocks, TakesSM, TakesBandwidth,
 	TakesLink, CopyBound, HostBound, TakesMemory, MemoryFull, NotUsed, Idling}
+
+// The Xids that mean a fault of hardware or driver, and those that are a program's own fault as a rule.
+var (
+	FatalXids   = []uint64{48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140}
+	ProgramXids = []uint64{13, 31, 32, 43, 45}
+)
 
 // Finding is a cause with its evidence.
 type Finding struct {
