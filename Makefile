@@ -1,4 +1,4 @@
-# Targets: build run test test-vm lint generate image cross bench clean.
+# Targets: build run test test-vm lint generate image cross deb bench clean.
 SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 BIN ?= bin
@@ -11,7 +11,7 @@ GCFLAGS := $(COLD:%=-gcflags=%/...=-l)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
-.PHONY: build cross image run test lint setup generate check-generate bench clean test-vm
+.PHONY: build cross image deb run test lint setup generate check-generate bench clean test-vm
 
 build:
 	mkdir -p $(BIN) $(dir $(WORKER))
@@ -27,6 +27,10 @@ cross:
 # The image holds the static program alone: building it asks no registry for anything.
 image: build
 	docker build -q --build-arg BIN=$(BIN) -t $(IMAGE) .
+
+# The Debian package, in bin.
+deb: build
+	scripts/deb $(ARCH) $(BIN) $(VERSION)
 
 run: build
 	@if [ -e /dev/nvidiactl ] || [ -d /proc/driver/nvidia ]; then exec bin/gpu-exporter; \

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gpu-exporter/exporter/metrics"
+	"gpu-exporter/exporter/why"
 )
 
 var (
@@ -90,6 +91,9 @@ func TestDocs(t *testing.T) {
 		}
 	}
 	names = append(names, "gpu_exporter_build_info")
+	for _, c := range why.Causes {
+		names = append(names, c.Name) // gpu_lost reads like one
+	}
 	list := files(t)
 	read := func(path string) (string, error) {
 		if !slices.ContainsFunc(list, func(f string) bool { return f == path || strings.HasPrefix(f, path+"/") }) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -214,5 +215,89 @@ func TestInstallWithoutRoot(t *testing.T) {
 	}
 	if out, err, code := run(0, "install", "systemd"); code != 1 || out != "" || !strings.Contains(err, "systemd does not run this host") {
 		t.Errorf("without systemd: exit code %d, %q, %q", code, out, err)
+	}
+}
+
+// TestDeb: the Debian package on a host that systemd runs: it serves once it is installed, an update leaves alone what the administrator changed, a
+// removal stops it and keeps the flags, and a purge leaves nothing.
+func TestDeb(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := exec.Command("cp", program(t), filepath.Join(dir, "gpu-exporter")).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	pack := func(version, want string) string {
+		cmd := exec.Command("scripts/deb", runtime.GOARCH, dir, version)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return filepath.Join(dir, "gpu-exporter_"+want+"_"+runtime.GOARCH+".deb")
+	}
+	first, second := pack("9f0de05-dirty", "0~9f0de05+dirty"), pack("v1.2.3-4-g9f0de05", "1.2.3+4+g9f0de05")
+	h := bootSystemd(t, dir)
+	// All that this host has of packages is the one that ours needs.
+	h.run("mkdir", "-p", "/var/lib/dpkg/info", "/var/lib/dpkg/updates", "/var/log")
+	h.run("sh", "-c", `printf 'Package: libc6\nStatus: install ok installed\nArchitecture: `+runtime.GOARCH+
+		`\nVersion: 2.31\nMaintainer: test\nDescription: test\n' >/var/lib/dpkg/status; touch /var/lib/dpkg/info/libc6.list`)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{address: l.Addr().String()}
+	l.Close()
+
+	// An own installation goes before the package's unit, so it must go first.
+	h.run("touch", "/etc/systemd/system/gpu-exporter.service")
+	if out, err := h.try("dpkg", "-i", first); err == nil || !strings.Contains(out, "gpu-exporter uninstall systemd") {
+		t.Errorf("beside an own installation: %v\n%s", err, out)
+	}
+	h.run("rm", "/etc/systemd/system/gpu-exporter.service")
+
+	h.run("sh", "-c", "echo GPU_EXPORTER_FLAGS=--web.listen-address="+p.address+" >/etc/default/gpu-exporter")
+	h.run("dpkg", "--force-confold", "-i", first)
+	h.serves(p)
+	if out := h.run("dpkg", "-L", "gpu-exporter"); !strings.Contains(out, "/usr/bin/gpu-exporter\n") || !strings.Contains(out, "/usr/share/doc/gpu-exporter/copyright\n") {
+		t.Errorf("contents:\n%s", out)
+	}
+	if out := h.run("dpkg", "--verify", "gpu-exporter"); out != "??5?????? c /etc/default/gpu-exporter\n" { // which is ours
+		t.Errorf("verify:\n%s", out)
+	}
+	active := func(want string) {
+		t.Helper()
+		if out, _ := h.try("systemctl", "is-active", "gpu-exporter"); out != want+"\n" {
+			t.Errorf("is-active: %s, want %s", out, want)
+		}
+	}
+	enabled := func(want string) {
+		t.Helper()
+		if out, _ := h.try("systemctl", "is-enabled", "gpu-exporter"); !strings.HasPrefix(out, want) {
+			t.Errorf("is-enabled: %s, want %s", out, want)
+		}
+	}
+	active("active")
+	enabled("enabled")
+
+	h.run("systemctl", "disable", "gpu-exporter")
+	main := h.run("systemctl", "show", "-P", "MainPID", "gpu-exporter")
+	h.run("dpkg", "-i", second)
+	enabled("disabled")
+	active("active")
+	h.serves(p) // with the flags as they were
+	if again := h.run("systemctl", "show", "-P", "MainPID", "gpu-exporter"); again == main {
+		t.Error("after the update the old program runs")
+	}
+
+	h.run("dpkg", "-r", "gpu-exporter")
+	active("inactive")
+	if c, err := net.Dial("tcp", p.address); err == nil {
+		c.Close()
+		t.Error("it still serves")
+	}
+	if out := h.run("find", "/etc", "/usr", "-name", "gpu-exporter", "-o", "-name", "gpu-exporter.service"); out != "/etc/default/gpu-exporter\n" {
+		t.Errorf("left after removal:\n%s", out)
+	}
+	h.run("dpkg", "-P", "gpu-exporter")
+	if out, err := h.try("test", "-e", "/etc/default/gpu-exporter"); err == nil {
+		t.Errorf("flags are left after a purge %s", out)
 	}
 }

@@ -130,6 +130,7 @@ func (s *Systemd) Uninstall() error {
 
 // check tells why the host cannot be changed, before anything is.
 func (s *Systemd) check() error {
+	s.Root = filepath.Clean(s.Root)
 	if s.Root != "/" {
 		if d, err := os.Stat(s.Root); err != nil || !d.IsDir() {
 			return fmt.Errorf("%s is no directory", s.Root)
