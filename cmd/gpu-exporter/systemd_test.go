@@ -113,12 +113,7 @@ func TestInstallSystemd(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	h := bootSystemd(t, dir, filepath.Dir(nvml.Library), filepath.Dir(docker))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := freeAddress(t)
 	flags := fmt.Sprintf("GPU_EXPORTER_FLAGS=--web.listen-address=%s --nvml.library=%s --docker.host=unix://%s\n", address, nvml.Library, docker)
 	if err := os.WriteFile(filepath.Join(dir, "flags"), []byte(flags), 0o644); err != nil {
 		t.Fatal(err)
@@ -174,6 +169,17 @@ func TestInstallSystemd(t *testing.T) {
 	if out := h.run("find", "/etc", "/usr/local", "-name", "*gpu-exporter*"); out != "/etc/default/gpu-exporter\n" {
 		t.Errorf("left over:\n%s", out)
 	}
+}
+
+// freeAddress returns an address on which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
 
 // serves waits until the service answers.
