@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -175,4 +177,77 @@ func TestPrometheus(t *testing.T) {
 		t.Errorf("promtool check metrics: %v\n%s", err, out)
 	}
 	p.stop(t)
+}
+
+// contractRules are the rules of the metrics contract, to the letter.
+var contractRules = []string{
+	`gpu_memory_used_bytes / gpu_memory_total_bytes * 100 > 90`,
+	`gpu_temperature_celsius > 95`,
+	`gpu_ecc_errors{type="volatile"} > 0`,
+	`sum by (container_name, gpu_device_name) (rate(gpu_pci_bandwidth_bytes_total[5m]))`,
+	`avg_over_time(gpu_temperature_celsius[5m]) > 85 and max_over_time(gpu_temperature_celsius[30s]) > 90`,
+}
+
+// TestRecordedHosts: a real Prometheus scrapes seven recorded hosts, each from an exporter that replays it. As alerts the contract's rules fire for the hot
+// GPU, the one with ECC errors and the process that nearly fills its own, for whatever copies, and for nothing else. The usual relabelling works.
+func TestRecordedHosts(t *testing.T) {
+	hosts := map[string]string{"demo": "demo", "traced": "../../exporter/recording/testdata/h200-traced.ndjson.gz"}
+	for _, name := range []string{"none", "old", "a10", "shared", "mig"} {
+		hosts[name] = "../../exporter/metrics/testdata/hosts/" + name + ".ndjson.gz"
+	}
+	rules := "groups:\n- name: contract\n  rules:\n"
+	for i, expr := range contractRules {
+		rules += fmt.Sprintf("  - alert: rule%d\n    expr: |\n      %s\n", i+1, expr)
+	}
+	config := "global:\n  scrape_interval: 500ms\n  evaluation_interval: 500ms\nrule_files: [" + file(t, rules) + "]\nscrape_configs:\n- job_name: gpu\n  static_configs:\n"
+	for name, recording := range hosts {
+		config += fmt.Sprintf("  - targets: [%q]\n    labels: {host: %s}\n", start(t, "--replay="+recording).address, name)
+	}
+	prom := runPrometheus(t, config+`  metric_relabel_configs:
+  - {source_labels: [container_id], regex: "(.{12}).*", target_label: short_id}
+  - {source_labels: [gpu_device_uuid], regex: "GPU-(.{8})-.*", target_label: short_uuid}
+`)
+	fired := func() map[string]bool {
+		m := map[string]bool{}
+		for _, x := range prom.query(t, `ALERTS{alertstate="firing"}`) {
+			l := x.labels
+			m[strings.Join([]string{l["alertname"], l["host"], l["gpu_device_uuid"], l["container_name"], l["process_pid"], l["severity"], l["gpu_device_name"]}, " ")] = true
+		}
+		return m
+	}
+	a10 := func(i int) string { return uuid(fake.A10(i)) }
+	want := map[string]bool{
+		"rule1 a10 " + a10(2) + " job-8 3008  NVIDIA A10":   true,
+		"rule2 a10 " + a10(0) + "    NVIDIA A10":            true,
+		"rule3 a10 " + a10(1) + "   corrected NVIDIA A10":   true,
+		"rule3 a10 " + a10(1) + "   uncorrected NVIDIA A10": true,
+		"rule5 a10 " + a10(0) + "    NVIDIA A10":            true,
+		"rule4      NVIDIA A10":                             true,
+		"rule4      NVIDIA H200":                            true,
+	}
+	for _, name := range []string{"busy", "hold", "feed"} { // of the traced host
+		want["rule4   "+name+"   NVIDIA H200"] = true
+	}
+	var got map[string]bool
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		if got = fired(); maps.Equal(got, want) {
+			break
+		}
+	}
+	for range 4 { // and so it stays
+		if got = fired(); !maps.Equal(got, want) {
+			t.Fatalf("firing: %q\nwant: %q", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	if list := prom.query(t, `up == 1`); len(list) != len(hosts) {
+		t.Errorf("%d of %d hosts are scraped", len(list), len(hosts))
+	}
+	for _, x := range prom.query(t, contractRules[3]) {
+		t.Logf("%v: %.0f bytes/s", x.labels, x.value)
+	}
+	short := prom.query(t, `gpu_memory_used_bytes{host="demo",container_name="hold"}`)
+	if len(short) != 1 || short[0].labels["short_id"] != "52d05af6c921" || short[0].labels["short_uuid"] != "9026ca80" {
+		t.Errorf("relabelled: %v", short)
+	}
 }
