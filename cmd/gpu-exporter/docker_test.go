@@ -186,6 +186,30 @@ func TestDocker(t *testing.T) {
 		}
 		s.want(t, s.sum("gpu_memory_used_bytes", "gpu_device_uuid", second), "gpu_device_memory_used_bytes", "gpu_device_uuid", second)
 	})
+	t.Run("same name, another container", func(t *testing.T) {
+		d.Docker(t, "rm", "one")
+		again := d.Run(t, append([]string{"--name", "one", "--gpus", `"device=1"`}, append(node6, "busybox")...)...)
+		if again == one {
+			t.Fatal("the same id")
+		}
+		with := append([]fake.GPU(nil), gpus...)
+		now := pid(t, d, "one")
+		hold(&with[1], 300*mib, fake.Process{PID: now, Memory: 7 * gib}, fake.Process{PID: pid2, Memory: 5 * gib})
+		with[1].Busy = nil
+		h.Set(t, fake.Scenario{GPUs: with})
+		s := p.until(t, 3*time.Second, "the new container's memory", func(s scrape) bool {
+			return s.has(7*gib, "gpu_memory_used_bytes", series(second, "one", again[:12], "busybox", now)...)
+		})
+		for name := range s {
+			if !strings.HasSuffix(name, "_total") {
+				s.none(t, name, "container_id", one[:12])
+			}
+		}
+		if was, is := s.find("gpu_busy_seconds_total", in1(pid1)...), s.find("gpu_busy_seconds_total", series(second, "one", again[:12], "busybox", now)...); len(was) != 1 || len(is) > 0 && is[0].value >= was[0].value {
+			t.Errorf("counters of the old container %v and of the new one %v", was, is)
+		}
+		s.want(t, 1, "gpu_container_info", "container_name", "one", "container_full_id", again)
+	})
 	if list := p.complaints(); len(list) > 0 {
 		t.Errorf("complaints: %s", strings.Join(list, "\n"))
 	}

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,7 +22,7 @@ const traced = "--tracer.devices=1:7=gpu"
 // TestTracer: what a container does to a traced device is on /metrics by its name, also when both live for a moment, and `trace` shows it as it happens.
 func TestTracer(t *testing.T) {
 	d := dockertest.Start(t)
-	p := start(t, traced, "--docker.host="+d.Host, "--nvml.library=/none")
+	p := start(t, traced, "--docker.host="+d.Host, "--nvml.library=/none", "--linger=10s")
 	p.until(t, 10*time.Second, "the tracer", func(s scrape) bool { return len(s.find("gpu_exporter_tracer_up")) > 0 })
 
 	cmd := exec.Command(program(t), "trace", "--json", traced, "--docker.host="+d.Host)
@@ -78,5 +81,76 @@ func TestTracer(t *testing.T) {
 		}
 		return true
 	})
+
+	// Two hundred containers in a minute leave nothing behind once the linger time is over.
+	before := p.until(t, 15*time.Second, "its own figures, which it takes every ten seconds", func(s scrape) bool { return s.sum("go_goroutines") > 10 })
+	descriptors := func() int {
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	opened := descriptors()
+	named := func(s scrape) (n int) {
+		for name := range s {
+			for _, x := range s[name] {
+				if x.labels["container_name"] != "" {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	began := time.Now()
+	names := make(chan int)
+	var runs sync.WaitGroup
+	for range 4 {
+		runs.Go(func() {
+			for i := range names {
+				if _, err := d.Command("run", "--rm", "--name", fmt.Sprint("churn", i), "--gpus", "all", "busybox", "sh", "-c", "head -c 1 </dev/full"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	seen := map[string]bool{}
+	look := func() (n int, s scrape) {
+		s = p.scrape(t)
+		for name := range s {
+			for _, x := range s[name] {
+				if c := x.labels["container_name"]; strings.HasPrefix(c, "churn") {
+					seen[c] = true
+					n++
+				}
+			}
+		}
+		return n, s
+	}
+	for i := range 200 {
+		names <- i
+		if i%20 == 0 {
+			look()
+		}
+	}
+	close(names)
+	runs.Wait()
+	took := time.Since(began)
+	look()
+	if len(seen) < 150 {
+		t.Errorf("of 200 containers in %v %d were seen", took, len(seen))
+	}
+	for deadline := time.Now().Add(40 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		n, after := look()
+		if n == 0 && after.sum("go_goroutines") <= before.sum("go_goroutines")+2 && descriptors() <= opened+2 && named(after) <= named(before) {
+			t.Logf("200 containers in %v, %d of them seen, all gone %v later: %d series of containers before and %d after, %v goroutines and %v, %d descriptors and %d",
+				took, len(seen), time.Since(began)-took, named(before), named(after), before.sum("go_goroutines"), after.sum("go_goroutines"), opened, descriptors())
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d series of containers that are gone; %d series of containers, before %d; %v goroutines, before %v; %d descriptors, before %d",
+				n, named(after), named(before), after.sum("go_goroutines"), before.sum("go_goroutines"), descriptors(), opened)
+		}
+	}
 	p.stop(t)
 }

@@ -9,6 +9,7 @@ import (
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
 	"gpu-exporter/nvml/frame"
+	"gpu-exporter/tracer/activity"
 )
 
 var t0 = time.Unix(1_800_000_000, 0)
@@ -141,5 +142,64 @@ func TestReusedPID(t *testing.T) {
 		if w.PID == 7 && w.Alive && (w.Comm != "new" || w.Busy.V != 0 || w.Memory.V != 10) {
 			t.Fatalf("the new process inherited: %+v", w)
 		}
+	}
+}
+
+// TestNothingLeft: of 200 containers that came and went in a minute, with processes on the GPU, samples, copies, opens and names, no map keeps an entry
+// once the linger time is over, nor of the PIDs and control groups.
+func TestNothingLeft(t *testing.T) {
+	b := NewBuilder(Config{Linger: 10 * time.Second})
+	stays := containers.Container{ID: idA, Name: "stays"}
+	b.Apply(dockerUp(t0))
+	at := func(ms int) time.Time { return t0.Add(time.Duration(ms) * time.Millisecond) }
+	sizes := func() map[string]int {
+		d := b.devices[0]
+		past := 0
+		for id := range d.past {
+			if id != "" { // one for all that are gone
+				past++
+			}
+		}
+		return map[string]int{"containers": len(b.containers), "processes": len(b.processes), "asked": len(b.asked), "named": len(b.named), "goneAt": len(b.goneAt), "counts": len(b.counts),
+			"workloads": len(d.workloads), "past": past, "list": len(d.list), "traced": len(b.tracer.processes), "copied": len(b.tracer.copied), "groups": len(b.tracer.groups),
+			"wanted": len(b.PIDs()), "devices": len(b.devices), "sources": len(b.sources)}
+	}
+	run := func(ms int, ids ...int) {
+		now := at(ms)
+		cs := []containers.Container{stays}
+		facts := []processes.Process{{PID: 1000, StartTime: 1, Cgroup: "/docker/" + idA, Container: idA}}
+		d := frame.Device{Load: load(1 << 30), Processes: list(1000, 50), Samples: &frame.Samples{ProcessSince: at(ms - 300).UnixMicro(), ProcessUntil: now.UnixMicro()}, Energy: frame.Some(float64(ms)),
+			PCIe: &frame.PCIe{Source: "gpm", RX: frame.Some(uint64(100))}}
+		r := activity.Report{Groups: []activity.Group{{Cgroup: "/docker/" + idA, Started: 1}}}
+		for _, i := range ids {
+			id := fmt.Sprintf("%064x", i)
+			cs = append(cs, containers.Container{ID: id, Name: fmt.Sprint("c", i)})
+			p := processes.Process{PID: 2000 + i, StartTime: uint64(i), Cgroup: "/docker/" + id, Container: id}
+			facts = append(facts, p)
+			d.Processes.List = append(d.Processes.List, frame.Process{PID: p.PID, MemoryUsed: frame.Some(uint64(10)), Compute: true})
+			d.Samples.Process = append(d.Samples.Process, frame.ProcessSample{PID: p.PID, Time: now.UnixMicro(), SM: 50})
+			r.Processes = append(r.Processes, activity.Process{PID: p.PID, StartTime: p.StartTime, Cgroup: p.Cgroup, Compute: true, HtoD: 10, Devices: []activity.Device{{UUID: "GPU-0"}}})
+			r.Groups = append(r.Groups, activity.Group{Cgroup: p.Cgroup, Started: 1, Opens: []activity.Open{{Node: "gpu", Result: "ok", Count: 1}}})
+		}
+		b.Apply(dockerHas(now, cs...))
+		b.Apply(procs(now, facts...))
+		b.Apply(tick(now, d))
+		b.Apply(report(now, r))
+		closed(t, b.Snapshot(now))
+	}
+	run(0)
+	before, most := sizes(), 0
+	for i := range 200 {
+		run((i+1)*300, i+1, i+2)
+		most = max(most, len(b.devices[0].workloads))
+	}
+	for i := range 100 { // the linger time, and the minute for which a name is kept
+		run(60_300 + i*1000)
+	}
+	if after := sizes(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("after them %v, before %v", after, before)
+	}
+	if most < 20 {
+		t.Errorf("at most %d processes lingered: the test tests nothing", most)
 	}
 }
