@@ -54,7 +54,7 @@ func psCommand(app *kingpin.Application) command {
 		if err != nil || slices.ContainsFunc(s.Workloads, func(w view.Workload) bool { return w.PID != 0 }) {
 			return err
 		}
-		if slices.ContainsFunc(s.Sources, func(src view.Source) bool { return src.Name == input.SourceNVML && !src.Up }) {
+		if !slices.ContainsFunc(s.Sources, func(src view.Source) bool { return src.Name == input.SourceNVML && src.Up }) {
 			return unseen
 		}
 		return nothingRuns
@@ -99,6 +99,9 @@ func printText(w io.Writer, s *view.Snapshot, sort, filter string) {
 
 // complain says which sources are down: it is why names or figures are missing.
 func complain(w io.Writer, s *view.Snapshot) {
+	if !slices.ContainsFunc(s.Sources, func(src view.Source) bool { return src.Name == input.SourceNVML }) {
+		fmt.Fprintln(w, "gpu-exporter: nvml is down: it has not answered yet")
+	}
 	for _, src := range s.Sources {
 		if !src.Up {
 			fmt.Fprintf(w, "gpu-exporter: %s is down: %s\n", table.Safe(src.Name, 40), containers.Clean(src.Reason, 300))

@@ -47,6 +47,20 @@ func TestReference(t *testing.T) {
 	}
 }
 
+// TestExitCodes: the README has the exit code of every class of why.
+func TestExitCodes(t *testing.T) {
+	b, err := os.ReadFile(root + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(b)), " ")
+	for _, c := range why.Causes {
+		if code := fmt.Sprintf(" %d %s,", c.Class.Exit, c.Class.Name); !strings.Contains(text, code) {
+			t.Errorf("the README has no %q", code)
+		}
+	}
+}
+
 // commandLine is the command line, as kingpin knows it.
 func commandLine(t *testing.T) *kingpin.ApplicationModel {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -56,24 +57,51 @@ func explain(ctx context.Context, name string, from *sourceFlags, cfg exporter.C
 	if err != nil {
 		return nil, err
 	}
+	var scene *why.Scene
 	if remote == nil {
 		s, h := recorded(cfg)
-		r, err := why.New(view.New(s), view.Others(s), h.Past()).Ask(name)
-		if err != nil {
-			return nil, unseenError{fmt.Errorf("%s: %w", containers.Clean(name, 100), err)}
+		scene = why.New(view.New(s), view.Others(s), h.Past())
+	}
+	ask := func(name string) (*why.Report, error) {
+		if scene != nil {
+			return scene.Ask(name)
 		}
+		r := &why.Report{}
+		err := remote.get(ctx, "api/v1/why?container="+url.QueryEscape(name), r)
+		var refused refusal
+		if errors.As(err, &refused) && refused.code == http.StatusBadRequest {
+			err = unknownError{errors.New(refused.reason)}
+		}
+		return r, err
+	}
+	r, err := ask(name)
+	if err == nil {
 		return r, nil
 	}
-	r := &why.Report{}
-	err = remote.get(ctx, "api/v1/why?container="+url.QueryEscape(name), r)
-	var refused refusal
-	if errors.As(err, &refused) && refused.code == http.StatusBadRequest {
-		err = fmt.Errorf("%s: %s", containers.Clean(name, 100), refused.reason)
+	// A process of a container that is not on the GPU is known by its control group alone, on the exporter's own host.
+	for _, id := range containersOf(cfg.ProcRoot, name) {
+		if r, err := ask(id); err == nil {
+			return r, nil
+		}
 	}
+	var unknown unknownError
+	if scene != nil || errors.As(err, &unknown) {
+		err = fmt.Errorf("%s: %w", containers.Clean(name, 100), err)
+	}
+	return nil, unseenError{err}
+}
+
+// unknownError is an exporter's word that it does not know the name.
+type unknownError struct{ error }
+
+// containersOf returns the ids in the control group of a process, the outermost first; nil where the name is no process here.
+func containersOf(proc, name string) []string {
+	pid, err := strconv.ParseUint(name, 10, 31)
 	if err != nil {
-		return nil, unseenError{err}
+		return nil
 	}
-	return r, nil
+	text, _ := os.ReadFile(fmt.Sprintf("%s/%d/cgroup", proc, pid)) // gone, or none of ours
+	return containers.IDs(string(text))
 }
 
 // printReport writes the findings for people. What an exporter says cannot act on the terminal.

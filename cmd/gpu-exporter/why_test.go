@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -40,6 +41,17 @@ not known: without the kernel tracer refused opens, refused memory and who copie
 	if err := json.Unmarshal([]byte(j.stdout), &report); err != nil || j.code != why.Neighbour.Exit || len(report.Findings) != 1 || report.Findings[0].Neighbour.Container != "busy" {
 		t.Errorf("%v: %+v", err, j)
 	}
+	proc := t.TempDir()
+	if err := os.MkdirAll(proc+"/77", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(proc+"/77/cgroup", []byte("0::/docker/52d05af6c921752233baa1d4802c0df207a60653f84c9ca82030592e3172e24d/child\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if r := ran(t, "why", "--replay=demo", "77", "--proc="+proc); r.code != 0 || !strings.HasPrefix(r.stdout, "container hold; ") {
+		t.Errorf("%+v", r)
+	}
+	ran(t, "why", "--replay=demo", "78", "--proc="+proc).oneLine(t, 2, "78: no running container")
 	ran(t, "why", "--replay=demo", "nobody\x1b[2J").oneLine(t, 2, "nobody\ufffd[2J: no running container has this name or id")
 }
 

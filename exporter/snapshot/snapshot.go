@@ -10,6 +10,7 @@ import (
 
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/input"
+	"gpu-exporter/exporter/processes"
 	"gpu-exporter/nvml/frame"
 	"gpu-exporter/tracer/activity"
 )
@@ -63,6 +64,9 @@ type Device struct {
 type Xid struct {
 	Count uint64
 	Last  time.Time
+	// The process that the driver named in the last one, and its container; PID is 0 where it named none.
+	Process   processes.Process
+	Container containers.Container
 }
 
 // Workload is one process on one device; PID 0 is what no process of the device accounts for.

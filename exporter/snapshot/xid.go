@@ -40,19 +40,22 @@ const (
 	maxReports = 256
 )
 
-// tellXid tells of an error report, with its process where the driver named one.
+// tellXid keeps the process of an error report where the driver named one, and tells of it.
 func (b *Builder) tellXid(d *device, r XidReport, pid int) {
-	if b.cfg.OnXid == nil {
-		return
-	}
 	r.UUID, r.PCIBusID = d.UUID, d.Info.PCIBusID
 	if pid != 0 {
 		p, _ := b.facts(pid)
 		p.PID = pid
 		r.Process = p
 		r.Container = b.container(b.containerOf(p))
+		if x := d.Xids[r.Code]; x.Last.Sub(r.Time).Abs() <= xidApart {
+			x.Process, x.Container = p, r.Container
+			d.Xids[r.Code] = x
+		}
 	}
-	b.cfg.OnXid(r)
+	if b.cfg.OnXid != nil {
+		b.cfg.OnXid(r)
+	}
 }
 
 // xid counts an error report of the driver, unless it is the one that the other source told of; it returns whether it was counted.
@@ -74,7 +77,7 @@ func (d *device) xid(source xidSource, code uint64, at time.Time) bool {
 	x := d.Xids[code]
 	x.Count++
 	if at.After(x.Last) {
-		x.Last = at
+		x = Xid{Count: x.Count, Last: at}
 	}
 	d.Xids[code] = x
 	return true

@@ -117,6 +117,11 @@ type Xid struct {
 	Xid   uint64    `json:"xid"`
 	Count uint64    `json:"count"`
 	Last  time.Time `json:"last"`
+	// The process that the driver named in the last one.
+	PID           int    `json:"pid,omitempty"`
+	ProcessName   string `json:"process_name,omitempty"`
+	ContainerID   string `json:"container_id,omitempty"` // full; empty: outside any container
+	ContainerName string `json:"container_name,omitempty"`
 }
 
 // Workload is one process on one GPU. The one without a PID is what no process of the GPU accounts for.
@@ -226,7 +231,9 @@ func device(d *snapshot.Device) Device {
 		v.PCIeLink = frame.Some(float64(width.V) * float64(int(1)<<gen.V) * 125e6)
 	}
 	for _, x := range slices.Sorted(maps.Keys(d.Xids)) {
-		v.Xids = append(v.Xids, Xid{Xid: x, Count: d.Xids[x].Count, Last: d.Xids[x].Last})
+		n := d.Xids[x]
+		v.Xids = append(v.Xids, Xid{Xid: x, Count: n.Count, Last: n.Last, PID: n.Process.PID, ProcessName: n.Process.Comm, ContainerID: n.Container.ID,
+			ContainerName: n.Container.Name})
 	}
 	if l := d.Load; l != nil {
 		v.Utilization, v.MemoryBandwidth = l.Utilization, l.MemoryBandwidth

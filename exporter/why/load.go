@@ -38,6 +38,9 @@ func (l *look) load(d *view.Device, own *party) {
 	if len(g.steps) < least {
 		l.report.Blind = append(l.report.Blind, fmt.Sprintf("it has been seen on %s for less than half a minute: too short to tell what its time goes to", g.name))
 	}
+	if len(g.steps) > 0 && !l.report.Uses[len(l.report.Uses)-1].SM.OK {
+		l.report.Blind = append(l.report.Blind, fmt.Sprintf("the driver does not tell the SM time of processes on %s, so neighbours, waiting and idleness are not looked at", g.name))
+	}
 	g.throttled()
 	g.neighbours()
 	g.link()
@@ -108,11 +111,14 @@ func (g *gpu) held(is func(int) bool) (w when, ok bool) {
 		return w, false
 	}
 	w = when{part: float64(n) / float64(len(g.steps)), seconds: float64(n) * history.StepLength.Seconds(), since: g.past.At(g.steps[first]), now: last >= len(g.steps)-2}
-	w.text = fmt.Sprintf("for %s of the last %s", span(seconds(w.seconds)), span(seconds(float64(len(g.steps))*history.StepLength.Seconds())))
-	if w.now {
-		w.text += ", and now since " + w.since.UTC().Format("15:04:05") + " UTC"
-	} else {
-		w.text += ", until " + g.past.At(g.steps[last]+1).UTC().Format("15:04:05") + " UTC"
+	all := span(seconds(float64(len(g.steps)) * history.StepLength.Seconds()))
+	switch {
+	case n == len(g.steps):
+		w.text = "for all of the last " + all
+	case w.now:
+		w.text = fmt.Sprintf("for %s of the last %s, and now since %s UTC", span(seconds(w.seconds)), all, w.since.UTC().Format(time.TimeOnly))
+	default:
+		w.text = fmt.Sprintf("for %s of the last %s, until %s UTC", span(seconds(w.seconds)), all, g.past.At(g.steps[last]+1).UTC().Format(time.TimeOnly))
 	}
 	return w, w.now || w.part >= leastPart
 }
@@ -272,9 +278,12 @@ func (g *gpu) host() {
 	}
 	busy := func(i int) bool { return g.cpus(i) >= busyCPU && g.sm(i) < waitingSM && room(i) }
 	if w, ok := g.held(busy); ok {
-		g.find(HostBound, g.device.UUID, w.part*(1-g.mean(busy, g.sm).V/100), w.since, w.seconds,
-			fmt.Sprintf("Its own CPU is busy while %s waits: %s.", g.name, w.text),
-			fmt.Sprintf("its processes use %.1f CPUs and %.0f %% of the SM time", g.mean(busy, g.cpus).V, g.mean(busy, g.sm).V))
+		mean := g.mean(busy, g.sm).V
+		evidence := []string{fmt.Sprintf("its processes use %.1f CPUs and %.0f %% of the SM time", g.mean(busy, g.cpus).V, mean)}
+		if mean < idleSM {
+			evidence = append(evidence, "a program that spins while it waits for work looks the same")
+		}
+		g.find(HostBound, g.device.UUID, w.part*(1-mean/100), w.since, w.seconds, fmt.Sprintf("Its own CPU is busy while %s waits: %s.", g.name, w.text), evidence...)
 	}
 	idle := func(i int) bool {
 		return g.sm(i) < idleSM && !(g.cpus(i) >= busyCPU) && !(g.uses[i].ToGPU+g.uses[i].FromGPU > idleBytes)

@@ -263,8 +263,19 @@ func (l *look) health(d *view.Device) {
 		case slices.Contains(ProgramXids, x.Xid):
 			c = XidProgram
 		}
-		l.find(c, d.UUID, 1, x.Last, 0, fmt.Sprintf("The driver reported Xid %d for %s %s ago.", x.Xid, gpu, span(l.view.Time.Sub(x.Last))),
-			fmt.Sprintf("%d of this kind since the exporter started", x.Count))
+		evidence := []string{fmt.Sprintf("%d of this kind since the exporter started", x.Count)}
+		if x.PID != 0 {
+			p := Party{Process: x.ProcessName, PID: x.PID}
+			text := "the driver named " + p.String()
+			if x.ContainerID != "" {
+				text += " of " + (&Party{Container: x.ContainerName, ID: x.ContainerID}).String()
+			}
+			if c == XidProgram && (x.ContainerID != l.target.ID || x.ContainerID == "" && x.PID != l.target.PID) {
+				continue // another's program ended by its own fault
+			}
+			evidence = append(evidence, text)
+		}
+		l.find(c, d.UUID, 1, x.Last, 0, fmt.Sprintf("The driver reported Xid %d for %s %s ago.", x.Xid, gpu, span(l.view.Time.Sub(x.Last))), evidence...)
 	}
 	if n := d.ECC["volatile/uncorrected"]; n > 0 {
 		recent, last := 0.0, time.Time{}

@@ -40,9 +40,11 @@ type host struct {
 	to, from      uint64 // bytes over PCIe in the second
 	procs         map[int]*proc
 	xid           uint64 // reported in this second
+	xidOf         int    // process that the tracer names
 	failed        uint64 // so far
 	refused       uint64
 	untraced      bool
+	unsampled     bool
 	dockerDown    bool
 	trainRequests []containers.Request
 	trainNodes    []int
@@ -83,7 +85,7 @@ func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *hist
 			{ID: id[train], Name: x.name, Image: "img", PID: train, Started: t0.Add(-time.Hour), Requests: x.trainRequests, Nodes: x.trainNodes},
 			{ID: id[other], Name: "other", PID: other, Requests: healthy().trainRequests, Nodes: []int{0}}, {ID: strings.Repeat("c", 64), Name: "plain", PID: 300}}}})
 		d := &frame.Device{UUID: uuid, State: x.state, Processes: &frame.Processes{}, Load: &x.load, Health: &x.health,
-			Info: &frame.Info{Name: "NVIDIA H200", Minor: frame.Some(0), ClockMax: map[string]int{"sm": 1_980_000_000}, PCIeGenMax: frame.Some(5), PCIeWidthMax: frame.Some(16)},
+			Info: &frame.Info{Name: "NVIDIA H200", PCIBusID: "0000:00:06.0", Minor: frame.Some(0), ClockMax: map[string]int{"sm": 1_980_000_000}, PCIeGenMax: frame.Some(5), PCIeWidthMax: frame.Some(16)},
 			PCIe: &frame.PCIe{Source: "gpm", RX: frame.Some(x.to), TX: frame.Some(x.from)}}
 		samples := &frame.Samples{ProcessSince: now.UnixMicro() - 1e6, ProcessUntil: now.UnixMicro()}
 		facts := &input.Processes{}
@@ -99,7 +101,9 @@ func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *hist
 			report.Processes = append(report.Processes, activity.Process{PID: pid, StartTime: 1, Cgroup: cgroup, Compute: true, Devices: []activity.Device{{UUID: uuid}},
 				HtoD: copied[pid][0], DtoH: copied[pid][1]})
 		}
-		d.Samples = samples
+		if !x.unsampled {
+			d.Samples = samples
+		}
 		group := activity.Group{Cgroup: "/docker/" + id[train], Started: 1, Opens: []activity.Open{{Node: "ctl", Result: "ok", Count: 3}, {Node: "gpu", Result: "eperm", Count: 5}}}
 		if x.refused > 0 {
 			group.Opens = append(group.Opens, activity.Open{Node: "ctl", Result: "eperm", Count: x.refused})
@@ -108,6 +112,9 @@ func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *hist
 			group.Failures = map[string]uint64{uuid: x.failed}
 		}
 		report.Groups = []activity.Group{group}
+		if x.xidOf > 0 {
+			report.Xids = []activity.Xid{{Time: now.UnixNano(), PCIBusID: "0000:00:06.0", Code: x.xid, PID: x.xidOf}}
+		}
 		if x.state != frame.StateOK {
 			d = &frame.Device{UUID: uuid, State: x.state, Reason: "GPU is lost"}
 		}
@@ -175,7 +182,7 @@ var sick = []struct {
 		[]string{"Copies from GPU 0 keep its link busy", "46.3 GiB/s of about 59.6 GiB/s", "this one copies 44.7 GiB/s"}},
 	{why.HostBound, func(_ int, h *host) {
 		h.procs[train].sm, h.procs[train].cpu, h.load.Utilization = 8, 1.0, frame.Some(11.0)
-	}, []string{"Its own CPU is busy while GPU 0 waits", "use 1.0 CPUs and 8 % of the SM time"}},
+	}, []string{"Its own CPU is busy while GPU 0 waits: for all of the last 10 min.", "use 1.0 CPUs and 8 % of the SM time"}},
 	{why.Idling, func(second int, h *host) {
 		if second >= 400 {
 			*h.procs[train] = proc{memory: 80 * gib, cpu: 0.02}
@@ -201,9 +208,9 @@ var sick = []struct {
 	}, []string{"The driver reported Xid 79 for GPU 0 30 s ago."}},
 	{why.XidProgram, func(second int, h *host) {
 		if second == 10*minute-121 {
-			h.xid = 31
+			h.xid, h.xidOf = 31, train
 		}
-	}, []string{"Xid 31 for GPU 0 2 min ago."}},
+	}, []string{"Xid 31 for GPU 0 2 min ago.", "1 of this kind", "the driver named process 100 python3 of container train"}},
 	{why.XidOther, func(second int, h *host) {
 		if second == 0 {
 			h.xid = 154
@@ -288,15 +295,26 @@ func TestHealthy(t *testing.T) {
 		"at its power limit and no slower for it": func(_ int, h *host) {
 			h.load.Throttle, h.load.Clocks = frame.Some[uint64](4), map[string]int{"sm": 1_920_000_000}
 		},
-		"copies hidden behind kernels":  func(_ int, h *host) { h.to, h.procs[train].to = 40e9, 39e9 },
+		"copies hidden behind kernels": func(_ int, h *host) { h.to, h.procs[train].to = 40e9, 39e9 },
+		"a neighbour that crashed": func(second int, h *host) {
+			if second == 300 {
+				h.xid, h.xidOf = 31, other
+			}
+		},
 		"without tracer":                func(_ int, h *host) { h.untraced = true },
+		"no samples of processes":       func(_ int, h *host) { h.unsampled = true },
 		"no clocks, link or load known": func(_ int, h *host) { h.load = frame.Load{MemoryUsed: h.load.MemoryUsed} },
 	} {
-		if r := asked(t, "train", func(second int) *host {
+		r := asked(t, "train", func(second int) *host {
 			h := healthy()
 			change(second, h)
 			return h
-		}); len(r.Findings) != 0 || r.ExitCode() != 0 || len(r.Uses) != 1 {
+		})
+		blind := map[string]string{"without tracer": "without the kernel tracer", "no samples of processes": "the driver does not tell the SM time of processes on GPU 0"}[name]
+		if text := strings.Join(r.Blind, "\n"); (blind == "") != (text == "") || !strings.HasPrefix(text, blind) {
+			t.Errorf("%s: not known is %q", name, text)
+		}
+		if len(r.Findings) != 0 || r.ExitCode() != 0 || len(r.Uses) != 1 {
 			t.Errorf("%s: %s\n%s", name, causes(r), texts(r))
 		}
 	}
