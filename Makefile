@@ -11,13 +11,17 @@ GCFLAGS := $(COLD:%=-gcflags=%/...=-l)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
-.PHONY: build cross image deb run test lint setup generate check-generate bench clean test-vm
+.PHONY: build print-gcflags cross image deb run test lint setup generate check-generate bench clean test-vm
 
 build:
 	mkdir -p $(BIN) $(dir $(WORKER))
 	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath $(GCFLAGS) -ldflags '-s -w' -o $(BIN)/nvml-worker ./cmd/nvml-worker
 	gzip -9 -n -c $(BIN)/nvml-worker >$(WORKER)
 	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath $(GCFLAGS) -tags embedworker,tcell_minimal -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-exporter ./cmd/gpu-exporter
+
+# The tests build the same program elsewhere.
+print-gcflags:
+	@echo $(GCFLAGS)
 
 # Both architectures, in bin/amd64 and bin/arm64.
 cross:

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,8 +61,13 @@ func buildFor(arch string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
+	flags, err := exec.Command("make", "-s", "-C", "../..", "print-gcflags").Output()
+	if err != nil {
+		return "", fmt.Errorf("asking make for the flags: %w", err)
+	}
+	always := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w"}, strings.Fields(string(flags))...)
 	build := func(args ...string) error {
-		cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w"}, args...)...)
+		cmd := exec.Command("go", slices.Concat(always, args)...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("building: %w\n%s", err, out)
