@@ -91,7 +91,7 @@ type Watcher struct {
 	lost   map[string]uint64      // connections lost, by kind
 	since  time.Time              // of the last event
 	downAt time.Time              // zero: up
-	logged map[string]bool        // the reasons logged since the last connection
+	logged map[string]bool        // the reasons logged since the last connection that held
 	partly string                 // the complaint logged while connected
 
 	watchSession func(*session) // for tests: gets every session when it begins
@@ -134,6 +134,10 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 		}
 		if time.Since(began) > 10*time.Second {
 			backoff = w.cfg.BackoffMin
+		}
+		// One that answers and then fails, again and again, is one outage.
+		if time.Since(began) > w.cfg.Timeout {
+			clear(w.logged)
 		}
 		f := diagnose(w.cfg.Host, err)
 		w.down(f)
@@ -228,7 +232,6 @@ func (w *Watcher) up(version, reason string) {
 	w.state(true, reason)
 	switch {
 	case first:
-		clear(w.logged)
 		w.partly = reason
 		w.cfg.Logger.Info("docker connected", "host", w.cfg.Host, "api", version, "containers", len(w.known))
 		if reason != "" {

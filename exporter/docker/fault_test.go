@@ -123,6 +123,11 @@ func TestBadAnswers(t *testing.T) {
 			{"hang", func(_ http.ResponseWriter, r *http.Request) bool { return hang(r) }, "does not answer in time"},
 			{"half", func(w http.ResponseWriter, _ *http.Request) bool { return half(w, half1) }, "broke off"},
 			{"garbage", func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, "\x00\x1b[31mfoo}{"); return true }, "is not Docker"},
+			{"late garbage", func(w http.ResponseWriter, _ *http.Request) bool { // after everything else was answered
+				time.Sleep(40 * time.Millisecond)
+				fmt.Fprint(w, "foo}{")
+				return true
+			}, "is not Docker"},
 			{"other JSON", func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, `"text"`); return true }, "is not Docker"},
 			{"error", func(w http.ResponseWriter, _ *http.Request) bool {
 				w.WriteHeader(http.StatusServiceUnavailable)
