@@ -98,7 +98,7 @@ func tracedDemo(t *testing.T) string {
 			r.Groups = append(r.Groups, activity.Group{Cgroup: p.Cgroup, Started: n, Exited: map[string]uint64{"exit": n},
 				Opens:    []activity.Open{{Node: "gpu", Result: "ok", Count: n}, {Node: "gpu", Result: "eperm", Count: n}},
 				Calls:    []activity.Call{{Name: "rm_alloc", Count: n, Seconds: float64(n), Buckets: []uint64{0, n}}},
-				Failures: map[string]uint64{"GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef": n}})
+				Failures: map[string]uint64{"GPU-eb896ada-3489-2700-9f63-edaa9adbb28a": n}})
 		}
 		if n > 20 {
 			r.Xids = []activity.Xid{{Time: list[0].Time, PCIBusID: "0000:00:06.0", Code: 31}}

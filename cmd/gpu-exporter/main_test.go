@@ -56,9 +56,9 @@ func TestNothingHere(t *testing.T) {
 func TestDemo(t *testing.T) {
 	p := start(t, "--replay=demo")
 	p.until(t, 30*time.Second, "a series of the container that holds memory", func(s scrape) bool {
-		return len(s.find("gpu_memory_used_bytes", "container_id", "52d05af6c921", "container_name", "hold")) == 1
+		return len(s.find("gpu_memory_used_bytes", "container_id", "a8067bc45d21", "container_name", "notebook")) == 1
 	})
-	if got := p.get(t, "/-/ready"); !strings.HasPrefix(got, "ready\nthis is a recording, not this host\n") || !strings.Contains(got, "tracer: not in the recording") {
+	if got := p.get(t, "/-/ready"); !strings.HasPrefix(got, "ready\nthis is a recording, not this host\n") || !strings.Contains(got, "tracer: up, with tracepoint") {
 		t.Errorf("ready says %q", got)
 	}
 	p.stop(t)

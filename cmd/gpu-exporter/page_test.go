@@ -26,7 +26,7 @@ func TestPage(t *testing.T) {
 	events.Buffer(nil, 1<<20)
 	found := false
 	for end := time.Now().Add(20 * time.Second); !found && time.Now().Before(end) && events.Scan(); {
-		found = strings.HasPrefix(events.Text(), `data: {"time":`) && strings.Contains(events.Text(), `"container_name":"hold"`)
+		found = strings.HasPrefix(events.Text(), `data: {"time":`) && strings.Contains(events.Text(), `"container_name":"notebook"`)
 	}
 	if !found {
 		t.Errorf("no container in the stream: %v", events.Err())

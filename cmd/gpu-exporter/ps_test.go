@@ -53,19 +53,20 @@ func (r result) oneLine(t *testing.T, code int, text string) {
 
 // TestPsReplay: a recording is shown at its busiest moment, the same each time.
 func TestPsReplay(t *testing.T) {
-	const want = `GPU  NAME         UTIL  MAX            MEMORY  MEM%       POWER  TEMP  LIMITED BY  UUID
-  0  NVIDIA H200   98%  99%  6.14GiB / 140GiB  4.4%  521 / 700W   53C  -           GPU-9026ca80-8548-f41f-3e69-ccd41944a5ef
+	const want = `GPU  NAME         UTIL  MAX            MEMORY   MEM%       POWER  TEMP  LIMITED BY    UUID
+  0  NVIDIA H200   98%  99%  29.6GiB / 140GiB  21.1%  663 / 700W   62C  sw_power_cap  GPU-eb896ada-3489-2700-9f63-edaa9adbb28a
 
-GPU  CONTAINER       CONTAINER ID  IMAGE  PID  UTIL  MAX   MEMORY  MEM%  AGE  COMMAND
-  0  busy            1387765308ae  empty  633   89%  99%   900MiB  0.6%  57s  /opt/torch/.venv/bin/python3 /w/busy.py
-  0  (host)          -             -      761    4%  20%   756MiB  0.5%    -  python3 /tmp/host.py
-  0  hold            52d05af6c921  empty  718    0%   0%  4.51GiB  3.2%  57s  /opt/torch/.venv/bin/python3 /w/hold.py
-  0  (unattributed)  -             -        -     -    -  20.0MiB  0.0%    -  -
+GPU  CONTAINER       CONTAINER ID  IMAGE                PID  UTIL  MAX   MEMORY     PEAK    ALLOC   TO GPU  FROM GPU  MEM%  AGE  COMMAND
+  0  trainer         ee1420ca9d9b  team/trainer:1.4     912   99%  99%  3.11GiB  3.11GiB  2.51GiB  3.78GiB        0B  2.2%  63s  /opt/torch/.venv/bin/python3 /w/train.py
+  0  llm-server      6927e35e1ca1  team/llm-server:2.3  763    0%  20%  12.7GiB  12.7GiB  12.1GiB  5.02GiB   5.01GiB  9.1%  75s  /opt/torch/.venv/bin/python3 /w/serve.py
+  0  notebook        a8067bc45d21  team/notebook:7      668    0%   0%  12.5GiB  12.5GiB  12.0GiB       0B        0B  8.9%  75s  /opt/torch/.venv/bin/python3 /w/notebook.py
+  0  (host)          -             -                    803    0%   0%  1.19GiB  1.19GiB   700MiB       0B        0B  0.8%    -  python3 /tmp/convert.py
+  0  (unattributed)  -             -                      -     -    -  25.6MiB        -        -        -         -  0.0%    -  -
 `
 	if r := ran(t, "ps", "--replay=demo"); r.code != 0 || r.stdout != want || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := ran(t, "--replay=demo", "ps", "--sort=mem", "--filter=HOLD"); r.code != 0 || strings.Count(r.stdout, "\n") != 5 || !strings.Contains(r.stdout, "52d05af6c921") {
+	if r := ran(t, "--replay=demo", "ps", "--sort=mem", "--filter=NOTEBOOK"); r.code != 0 || strings.Count(r.stdout, "\n") != 5 || !strings.Contains(r.stdout, "a8067bc45d21") {
 		t.Errorf("%+v", r)
 	}
 	traced := regexp.MustCompile(`(?m)^ +0 +feed +3f9b86d640ec +empty +2154 +0% +0% +1\.11GiB +1\.11GiB +610MiB +[0-9.]+GiB +[0-9]+B +0\.8% .*/w/job\.py$`)
@@ -80,9 +81,9 @@ GPU  CONTAINER       CONTAINER ID  IMAGE  PID  UTIL  MAX   MEMORY  MEM%  AGE  CO
 // TestPsURL: ps shows what a running exporter has; its JSON is the exporter's, and adds up.
 func TestPsURL(t *testing.T) {
 	p := start(t, "--replay=demo")
-	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
+	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1 })
 	url := "--url=http://" + p.address
-	if r := ran(t, "ps", url); r.code != 0 || !regexp.MustCompile(`(?m)^ +0 +hold +52d05af6c921 +empty +718 .*/w/hold\.py$`).MatchString(r.stdout) {
+	if r := ran(t, "ps", url); r.code != 0 || !regexp.MustCompile(`(?m)^ +0 +notebook +a8067bc45d21 +team/notebook:7 +668 .*/w/notebook\.py$`).MatchString(r.stdout) {
 		t.Errorf("%+v", r)
 	}
 	r := ran(t, "ps", "--json", url)
@@ -100,7 +101,7 @@ func TestPsURL(t *testing.T) {
 	for until := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Millisecond) { // the history looks twice in a second
 		var h history.View
 		err := json.Unmarshal([]byte(p.get(t, "/api/v1/history?points=60")), &h)
-		if err == nil && len(h.Devices) == 1 && len(h.Devices[0].Power) == 60 && len(h.Containers) == 2 && h.Containers[1].Name == "hold" && h.Containers[1].Memory[59] > 4e9 {
+		if err == nil && len(h.Devices) == 1 && len(h.Devices[0].Power) == 60 && len(h.Containers) == 2 && h.Containers[1].Name == "notebook" && h.Containers[1].Memory[59] > 4e9 {
 			break
 		}
 		if time.Now().After(until) {
@@ -208,7 +209,7 @@ func TestPsAuth(t *testing.T) {
 	t.Setenv("GPU_EXPORTER_URL", "https://user:pass@"+p.address)
 	for until := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
 		r := ran(t, "ps", ca)
-		if r.code == 0 && strings.Contains(r.stdout, "hold") {
+		if r.code == 0 && strings.Contains(r.stdout, "notebook") {
 			break
 		}
 		if r.code == 2 || time.Now().After(until) {

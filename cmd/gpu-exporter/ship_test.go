@@ -46,7 +46,7 @@ func TestARM64(t *testing.T) {
 	}, "--replay=demo")
 	p.serving(t)
 	p.until(t, time.Minute, "a series of the container that holds memory", func(s scrape) bool {
-		return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1
+		return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1
 	})
 }
 
@@ -94,6 +94,6 @@ func TestImage(t *testing.T) {
 		t.Fatal(fmt.Errorf("the container does not serve: %w\n%s", last, docker("logs", "it")))
 	}
 	p.until(t, 30*time.Second, "a series of the container that holds memory", func(s scrape) bool {
-		return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1
+		return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1
 	})
 }

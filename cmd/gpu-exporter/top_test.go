@@ -15,9 +15,9 @@ import (
 // TestTopPlain: when the output is no terminal, top writes text and no escape sequence.
 func TestTopPlain(t *testing.T) {
 	p := start(t, "--replay=demo")
-	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
+	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1 })
 	r := ran(t, "top", "--url=http://"+p.address, "--count=2", "--interval=100ms")
-	if r.code != 0 || strings.Count(r.stdout, "NVIDIA H200") != 2 || strings.Count(r.stdout, "52d05af6c921") != 2 || strings.Contains(r.stdout, "\x1b") {
+	if r.code != 0 || strings.Count(r.stdout, "NVIDIA H200") != 2 || strings.Count(r.stdout, "a8067bc45d21") != 2 || strings.Contains(r.stdout, "\x1b") {
 		t.Errorf("%+v", r)
 	}
 	ran(t, "top", "--url=http://127.0.0.1:1").oneLine(t, 2, "no exporter answers")
@@ -28,7 +28,7 @@ func TestTopPlain(t *testing.T) {
 // TestTopTerminal: in a terminal of 80 columns it draws the table with history, and q ends it.
 func TestTopTerminal(t *testing.T) {
 	p := start(t, "--replay=demo")
-	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "hold")) == 1 })
+	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1 })
 	master, slave := pty(t)
 	cmd := exec.Command(program(t), "top", "--url=http://"+p.address)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
@@ -52,7 +52,7 @@ func TestTopTerminal(t *testing.T) {
 	}()
 	for until := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		s := screen.String()
-		if strings.Contains(s, "hold") && strings.Contains(s, "10 MIN") && strings.Contains(s, "q quit") {
+		if strings.Contains(s, "notebook") && strings.Contains(s, "10 MIN") && strings.Contains(s, "q quit") {
 			break
 		}
 		if time.Now().After(until) {

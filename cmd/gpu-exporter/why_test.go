@@ -19,26 +19,28 @@ import (
 
 const tracedReplay = "--replay=../../exporter/recording/testdata/h200-traced.ndjson.gz"
 
-// TestWhyReplay: on the recordings of a real H200 nothing is found of the containers, of which none is held back; of a process that shares its
-// GPU, the container that takes the time.
+// TestWhyReplay: on the recordings of a real H200 nothing is found of containers that are not held back; of one that shares its GPU, the container
+// that takes the time; of one that holds memory, that it does nothing with it.
 func TestWhyReplay(t *testing.T) {
-	for _, args := range [][]string{{"busy", "--replay=demo"}, {"hold", "--replay=demo"}, {"busy", tracedReplay}, {"hold", tracedReplay}, {"feed", tracedReplay}} {
+	for _, args := range [][]string{{"trainer", "--replay=demo"}, {"busy", tracedReplay}, {"hold", tracedReplay}, {"feed", tracedReplay}} {
 		if r := ran(t, append([]string{"why"}, args...)...); r.code != 0 || !strings.Contains(r.stdout, "\nNothing holds it back, as far as is known.\n") || r.stderr != "" {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
-	const want = `process 761 python3; GPU 0: SM time 3 %, 0.1 CPUs, 756MiB; looked at for 60 s
-1. Container busy has 94 % of the SM time of GPU 0, this one 3 %: for 50 s of the last 1 min, and now since 15:01:40 UTC.
-   neighbour_sm: GPU 0 was busy 98 % of that time; it is one of 3 on it
+	const want = `container llm-server; image team/llm-server:2.3; GPU 0: SM time 6 %, 0.2 CPUs, 12.7GiB; looked at for 80 s
+1. Container trainer has 90 % of the SM time of GPU 0, this one 7 %: for 50 s of the last 1 min 20 s, and now since 05:47:10 UTC.
+   neighbour_sm: GPU 0 was busy 98 % of that time; it is one of 4 on it
    do: Move one of them to another GPU, or give each its part with MIG.
-not known: without the kernel tracer refused opens, refused memory and who copies are not known: it has not reported
 `
-	if r := ran(t, "why", "--replay=demo", "761"); r.code != why.Neighbour.Exit || r.stdout != want || r.stderr != "" {
+	if r := ran(t, "why", "--replay=demo", "llm-server"); r.code != why.Neighbour.Exit || r.stdout != want || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	if r := ran(t, "why", "--replay=demo", "668"); r.code != why.Idle.Exit || !strings.Contains(r.stdout, "idle: it holds 12.5 GiB") {
 		t.Errorf("%+v", r)
 	}
 	var report why.Report
-	j := ran(t, "why", "--replay=demo", "761", "--json")
-	if err := json.Unmarshal([]byte(j.stdout), &report); err != nil || j.code != why.Neighbour.Exit || len(report.Findings) != 1 || report.Findings[0].Neighbour.Container != "busy" {
+	j := ran(t, "why", "--replay=demo", "llm-server", "--json")
+	if err := json.Unmarshal([]byte(j.stdout), &report); err != nil || j.code != why.Neighbour.Exit || len(report.Findings) != 1 || report.Findings[0].Neighbour.Container != "trainer" {
 		t.Errorf("%v: %+v", err, j)
 	}
 	proc := t.TempDir()

@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -455,7 +456,9 @@ func durations(e *exposition, base []string, c *snapshot.Counts) {
 		upTo    [6]uint64 // by driverBuckets
 		any     bool
 	}
-	for name, call := range c.Calls {
+	// In order: sums of the same numbers in another order differ in their last bit, and a counter that falls by that has begun anew.
+	for _, name := range slices.Sorted(maps.Keys(c.Calls)) {
+		call := c.Calls[name]
 		i := slices.Index(timed[:], name)
 		if i < 0 {
 			i = len(timed) - 1

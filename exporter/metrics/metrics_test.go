@@ -60,8 +60,8 @@ func scrape(t *testing.T, s *snapshot.Snapshot) string {
 func TestDemoExposition(t *testing.T) {
 	body := scrape(t, demo(t))
 	for _, want := range []string{
-		`gpu_memory_used_bytes{container_id="52d05af6c921",container_name="hold"`,
-		`gpu_utilization_percent{container_id="1387765308ae",container_name="busy"`,
+		`gpu_memory_used_bytes{container_id="a8067bc45d21",container_name="notebook"`,
+		`gpu_utilization_percent{container_id="ee1420ca9d9b",container_name="trainer"`,
 		`image_name="",process_pid=""} `, // the unattributed series
 		`gpu_container_assigned{`, `gpu_device_info{`, `gpu_sm_active_ratio{`, `gpu_exporter_nvml_up 1`, `gpu_exporter_docker_up 1`,
 	} {

@@ -16,7 +16,8 @@ import (
 	"gpu-exporter/exporter/input"
 )
 
-// Demo is the built-in recording: 70 s of an H200 with a busy container, one that only holds memory, and a host process.
+// Demo is the built-in recording: 85 s of an H200 (scripts/gpu-host-demo) with a server that answers in bursts,
+// a training job that takes what it can get, a notebook that only holds memory, and a host process.
 //
 //go:embed demo.ndjson.gz
 var Demo []byte

@@ -50,8 +50,8 @@ func TestDemo(t *testing.T) {
 		s := b.Snapshot(time.Unix(0, in.Time))
 		closed(t, s)
 		for _, w := range s.Workloads {
-			busy = busy || w.Container.Name == "busy" && w.Utilization.V > 80
-			hold = hold || w.Container.Name == "hold" && w.Memory.V > 4<<30 && w.Utilization.OK && w.Utilization.V == 0
+			busy = busy || w.Container.Name == "trainer" && w.Utilization.V > 80
+			hold = hold || w.Container.Name == "notebook" && w.Memory.V > 4<<30 && w.Utilization.OK && w.Utilization.V == 0
 		}
 	}
 	if !busy || !hold {
