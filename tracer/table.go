@@ -60,7 +60,7 @@ func (r *run) take(record any) bool {
 	case *bpfCallEvent:
 		return r.call(e)
 	case *bpfXidEvent:
-		return r.xid(e)
+		return r.xid(activity.Xid{Time: r.wall(e.H.Time), PCIBusID: text(e.Dev[:]), Code: e.Code, Message: text(e.Msg[:]), PID: xidPID(text(e.Msg[:]))}, e.H.Time)
 	}
 	r.lostAnyway++
 	return false
@@ -300,9 +300,8 @@ const (
 	keptXids = 32
 )
 
-func (r *run) xid(e *bpfXidEvent) bool {
-	x := activity.Xid{Time: r.wall(e.H.Time), PCIBusID: text(e.Dev[:]), Code: e.Code, Message: text(e.Msg[:])}
-	x.PID = xidPID(x.Message)
+// xid takes a report, at a time of CLOCK_MONOTONIC.
+func (r *run) xid(x activity.Xid, at uint64) bool {
 	if len(r.xids) < maxXids {
 		r.xids = append(r.xids, x)
 	} else {
@@ -317,7 +316,7 @@ func (r *run) xid(e *bpfXidEvent) bool {
 			event.UUID = uuidText(g.UUID)
 		}
 	}
-	r.tell(event, e.H.Time)
+	r.tell(event, at)
 	return true
 }
 

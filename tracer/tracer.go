@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
@@ -47,6 +48,8 @@ type Config struct {
 
 	sysRoot    string // default /sys
 	driverRoot string // a procfs with the driver's files; default ProcRoot
+	kernelLog  string // default /dev/kmsg
+	facility   int    // whose records of it count; default the kernel's
 	cgroupV1   bool
 	controller string
 	reconcile  time.Duration // how often known processes are looked at again
@@ -86,6 +89,9 @@ func New(config Config) (*Tracer, error) {
 	if config.driverRoot == "" {
 		config.driverRoot = config.ProcRoot
 	}
+	if config.kernelLog == "" {
+		config.kernelLog = "/dev/kmsg"
+	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -106,7 +112,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 	log := t.config.Logger
 	if k == nil {
 		log.LogAttrs(ctx, slog.LevelInfo, "tracer off", slog.String("reason", reason))
-		return off(ctx, reason, emit)
+		return off(ctx, &t.config, reason, emit)
 	}
 	defer k.close()
 	log.LogAttrs(ctx, slog.LevelInfo, "tracer attached", slog.String("mode", mode), slog.String("reason", reason))
@@ -115,7 +121,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 	}
 	reader, err := ringbuf.NewReader(k.collection.Maps[bpfMapEvents])
 	if err != nil {
-		return off(ctx, "reading events: "+line(err), emit)
+		return off(ctx, &t.config, "reading events: "+line(err), emit)
 	}
 	r := &run{
 		config: &t.config, kernel: k, emit: emit, mode: mode, reason: reason, log: log,
@@ -147,20 +153,29 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		for range records { // until read has ended
 		}
 	}()
+	defer func() { r.kernelLog.close() }()
 	r.loop(ctx, records)
 	return nil
 }
 
-// off reports that there is nothing, once a second, so that a reader that comes late learns why.
-func off(ctx context.Context, reason string, emit func(*activity.Report)) error {
+// off reports that there is nothing, once a second, so that a reader that comes late learns why; and the Xids in the kernel's log.
+func off(ctx context.Context, config *Config, reason string, emit func(*activity.Report)) error {
+	log, err := openKernelLog(config)
+	if err != nil {
+		config.Logger.LogAttrs(ctx, slog.LevelDebug, "Xid reports come from NVML alone", slog.Any("error", err))
+	}
+	defer log.close()
+	var xids []activity.Xid
 	every := time.NewTicker(tick)
 	defer every.Stop()
 	for {
-		emit(&activity.Report{Time: time.Now().UnixNano(), Mode: ModeOff, Reason: reason, LedgerReason: "the tracer is off"})
+		emit(&activity.Report{Time: time.Now().UnixNano(), Mode: ModeOff, Reason: reason, LedgerReason: "the tracer is off", Xids: xids})
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-every.C:
+		case x := <-log.xids():
+			xids = append(slices.Clone(xids[max(0, len(xids)-keptXids+1):]), x)
 		}
 	}
 }
@@ -215,6 +230,7 @@ type run struct {
 	proc      *processes.Reader
 	ledger    *ledger.Ledger
 	probes    *prober
+	kernelLog *kernelLog // nil where the driver's tracepoint is attached, or there is none
 
 	libraries  []activity.Probe
 	report     []activity.Group // as of the last tick
@@ -284,6 +300,9 @@ func (r *run) loop(ctx context.Context, records <-chan any) {
 				}
 				r.publish()
 			}
+		case x := <-r.kernelLog.xids():
+			r.xid(x, uint64(monotonic(unix.CLOCK_MONOTONIC)))
+			changed = true
 		case <-flush:
 			flush = nil
 			r.rescan(false)
@@ -329,6 +348,17 @@ func (r *run) host(now time.Time) {
 	}
 	if err := r.kernel.attachXid(); err != nil {
 		r.log.Warn("Xid reports are not seen", slog.Any("error", err))
+	}
+	switch {
+	case r.kernel.xid != nil:
+		r.kernelLog.close()
+		r.kernelLog = nil
+	case r.kernelLog == nil:
+		log, err := openKernelLog(r.config)
+		if err != nil {
+			r.log.Debug("Xid reports come from NVML alone", slog.Any("error", err))
+		}
+		r.kernelLog = log
 	}
 }
 

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,5 +47,9 @@ func TestUnitCapabilities(t *testing.T) {
 	s.want(t, 1, "gpu_exporter_docker_up")
 	s = p.until(t, 10*time.Second, "the process with its name", func(s scrape) bool { return len(s.find("gpu_process_info", "process_name", "sleep")) == 1 })
 	s.none(t, "gpu_exporter_tracer_up", "mode", "off")
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	if !slices.ContainsFunc(files, func(f string) bool { to, _ := os.Readlink(f); return to == "/dev/kmsg" }) {
+		t.Error("it does not read the kernel's log")
+	}
 	p.stop(t)
 }
