@@ -50,7 +50,21 @@ func withImage(t *testing.T) (d *dockertest.Daemon, size int64) {
 	return d, info.Size()
 }
 
-// TestFromScratch: in an image that holds the program and nothing else, the host's NVML is loaded and the host's containers have their names.
+// documentedRun returns the arguments of the README's `docker run -d`, with the engine's own socket.
+func documentedRun(t *testing.T, d *dockertest.Daemon) []string {
+	t.Helper()
+	b, err := os.ReadFile(root + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^    docker run -d ((?:.*\\\n)*.*)$`).FindSubmatch(b)
+	if m == nil {
+		t.Fatal("README.md has no docker run -d")
+	}
+	return strings.Fields(strings.NewReplacer("\\\n", " ", "-v /var/run/docker.sock:", "-v "+d.Socket+":").Replace(string(m[1])))
+}
+
+// TestFromScratch: in an image that holds the program and nothing else, run as the README says, the host's NVML is loaded and the host's containers have their names.
 func TestFromScratch(t *testing.T) {
 	d, size := withImage(t)
 	if size >= 20_000_000 {
@@ -62,14 +76,13 @@ func TestFromScratch(t *testing.T) {
 	hold(&gpu, 10*mib, fake.Process{PID: inside, Memory: 2 * gib}, fake.Process{PID: host, Memory: gib})
 	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
 
-	d.Run(t, "--name", "exporter", "--privileged", "--pid=host", "--network=host", "-v", "/:/host:ro", "-v", d.Socket+":/var/run/docker.sock",
-		"gpu-exporter", "--driver-root=/host", "--nvml.library="+h.Library, "--web.listen-address=127.0.0.1:0")
+	d.Run(t, append(documentedRun(t, d), "--nvml.library="+h.Library, "--web.listen-address=127.0.0.1:0")...)
 	p := &process{exited: make(chan struct{})}
 	for i := 0; p.address == ""; i++ {
-		if m := listening.FindStringSubmatch(containerLog(t, d, "exporter")); m != nil {
+		if m := listening.FindStringSubmatch(containerLog(t, d, "gpu-exporter")); m != nil {
 			p.address = m[1]
 		} else if i == 100 {
-			t.Fatalf("it does not serve:\n%s", containerLog(t, d, "exporter"))
+			t.Fatalf("it does not serve:\n%s", containerLog(t, d, "gpu-exporter"))
 		} else {
 			time.Sleep(50 * time.Millisecond)
 		}
@@ -86,12 +99,12 @@ func TestFromScratch(t *testing.T) {
 		t.Error("no CPU time of the host's process")
 	}
 	doctors(t, d, "--url=http://"+p.address)
-	kin := descendants(pid(t, d, "exporter"))
+	kin := descendants(pid(t, d, "gpu-exporter"))
 	if len(kin) != 1 {
 		t.Errorf("%d children of the exporter, want the worker", len(kin))
 	}
-	d.Docker(t, "kill", "-s", "TERM", "exporter")
-	if code := d.Docker(t, "wait", "exporter"); code != "0" {
+	d.Docker(t, "kill", "-s", "TERM", "gpu-exporter")
+	if code := d.Docker(t, "wait", "gpu-exporter"); code != "0" {
 		t.Errorf("exit code %s", code)
 	}
 	for _, pid := range kin {
@@ -99,7 +112,7 @@ func TestFromScratch(t *testing.T) {
 			t.Errorf("worker %d outlives the container", pid)
 		}
 	}
-	if text := containerLog(t, d, "exporter"); strings.Contains(text, "level=ERROR") {
+	if text := containerLog(t, d, "gpu-exporter"); strings.Contains(text, "level=ERROR") {
 		t.Errorf("log:\n%s", text)
 	}
 }
@@ -181,5 +194,9 @@ func TestCompose(t *testing.T) {
 	})
 	s.want(t, 1, "gpu_exporter_docker_up")
 	s.want(t, 1, "gpu_exporter_process_visibility", "reason", "ok")
+	// Prometheus finds it through the engine, as the configuration beside the compose file says.
+	prom := runPrometheus(t, scrapeJob(t, "gpu-exporter-docker", "localhost:9400", p.address, "/var/run/docker.sock", d.Socket))
+	prom.until(t, 20*time.Second, `gpu_container_info{container_name="job"} and on (instance, job) up{job="gpu-exporter"} == 1`,
+		func(list []series) bool { return len(list) == 1 })
 	compose("down")
 }
