@@ -198,7 +198,7 @@ func metricsPage(t *testing.T) string {
 	fmt.Fprintf(&b, "%s# Metrics\n\nUnits are base units. What a device, driver or kernel does not tell has no series: absent is never zero. A series that is gone is not in the next\n"+
 		"scrape, but the counters of a gone process stay for `--linger`. A reading older than three of its periods is dropped.\n\n"+
 		"Source: NVML is the driver's library, GPM its profiling counters (Hopper and later), tracer the kernel's events (`--tracer`), libcuda probes those of\n"+
-		"`--probe`.\n", generated)
+		"`--probe`. How they are put together: [attribution](attribution.md).\n", generated)
 	all, used := metrics.Families(), map[string]bool{}
 	slices.SortFunc(all, func(x, y metrics.Family) int { return strings.Compare(x.Name, y.Name) })
 	for _, s := range sections {
