@@ -30,7 +30,7 @@ func scrapedBy(t *testing.T, p *process) *promServer {
 }
 
 // runPrometheus starts a real Prometheus with a configuration.
-func runPrometheus(t *testing.T, text string) *promServer {
+func runPrometheus(t *testing.T, text string, flags ...string) *promServer {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
@@ -38,7 +38,7 @@ func runPrometheus(t *testing.T, text string) *promServer {
 		t.Fatal(err)
 	}
 	var log lockedBuffer
-	cmd := exec.Command("prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address=127.0.0.1:0")
+	cmd := exec.Command("prometheus", append(flags, "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address=127.0.0.1:0")...)
 	cmd.Stderr = &log
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: apt-get install prometheus", err)
@@ -188,10 +188,10 @@ var contractRules = []string{
 	`avg_over_time(gpu_temperature_celsius[5m]) > 85 and max_over_time(gpu_temperature_celsius[30s]) > 90`,
 }
 
-// TestRecordedHosts: a real Prometheus scrapes seven recorded hosts, each from an exporter that replays it. As alerts the contract's rules fire for the hot
+// TestRecordedHosts: a real Prometheus scrapes six recorded hosts, each from an exporter that replays it. As alerts the contract's rules fire for the hot
 // GPU, the one with ECC errors and the process that nearly fills its own, for whatever copies, and for nothing else. The usual relabelling works.
 func TestRecordedHosts(t *testing.T) {
-	hosts := map[string]string{"demo": "demo", "traced": "../../exporter/recording/testdata/h200-traced.ndjson.gz"}
+	hosts := map[string]string{"traced": "../../exporter/recording/testdata/h200-traced.ndjson.gz"}
 	for _, name := range []string{"none", "old", "a10", "shared", "mig"} {
 		hosts[name] = "../../exporter/metrics/testdata/hosts/" + name + ".ndjson.gz"
 	}
@@ -206,7 +206,7 @@ func TestRecordedHosts(t *testing.T) {
 	prom := runPrometheus(t, config+`  metric_relabel_configs:
   - {source_labels: [container_id], regex: "(.{12}).*", target_label: short_id}
   - {source_labels: [gpu_device_uuid], regex: "GPU-(.{8})-.*", target_label: short_uuid}
-`)
+`, "--enable-feature=native-histograms") // it asks for protobuf then, and takes the native form
 	fired := func() map[string]bool {
 		m := map[string]bool{}
 		for _, x := range prom.query(t, `ALERTS{alertstate="firing"}`) {
@@ -246,8 +246,11 @@ func TestRecordedHosts(t *testing.T) {
 	for _, x := range prom.query(t, contractRules[3]) {
 		t.Logf("%v: %.0f bytes/s", x.labels, x.value)
 	}
-	short := prom.query(t, `gpu_memory_used_bytes{host="demo",container_name="hold"}`)
-	if len(short) != 1 || short[0].labels["short_id"] != "52d05af6c921" || short[0].labels["short_uuid"] != "9026ca80" {
+	if list := prom.query(t, `histogram_count(gpu_power_sample_watts{host="traced"})`); len(list) != 1 || list[0].value < 100 {
+		t.Errorf("native histogram: %v", list)
+	}
+	short := prom.query(t, `gpu_memory_used_bytes{host="traced",container_name="hold"}`)
+	if len(short) != 1 || short[0].labels["short_id"] != "288e32119a34" || short[0].labels["short_uuid"] != "b8c24ac0" {
 		t.Errorf("relabelled: %v", short)
 	}
 }
