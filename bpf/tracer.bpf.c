@@ -886,6 +886,19 @@ int fe_ioctl_exit(u64 *ctx)
 	return call_exit(ctx[1]);
 }
 
+// The same for 32-bit programs on a 64-bit kernel, whose parameters are the same. From 6.8 on, and in its elders since, a hook of its own is called.
+SEC("fentry/security_file_ioctl_compat")
+int fe_compat_enter(u64 *ctx)
+{
+	return call_enter((struct file *)ctx[0], ctx[1], ctx[2]);
+}
+
+SEC("fexit/__ia32_compat_sys_ioctl")
+int fe_compat_exit(u64 *ctx)
+{
+	return call_exit(ctx[1]);
+}
+
 // do_filp_open(dfd, filename, flags) returns a file or an error: every way to open comes through here.
 SEC("fexit/do_filp_open")
 int fe_open(u64 *ctx)

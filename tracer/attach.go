@@ -41,7 +41,7 @@ type kernel struct {
 var (
 	common     = []string{bpfProgOnExit, bpfProgOnExec, bpfProgOnFork}
 	tracepoint = []string{bpfProgTpIoctlEnter, bpfProgTpIoctlExit, bpfProgTpOpenEnter, bpfProgTpOpenatEnter, bpfProgTpOpenExit, bpfProgTpClose}
-	fentry     = []string{bpfProgFeIoctlEnter, bpfProgFeIoctlExit, bpfProgFeOpen, bpfProgFeClose}
+	fentry     = []string{bpfProgFeIoctlExit, bpfProgFeCompatExit, bpfProgFeIoctlEnter, bpfProgFeCompatEnter, bpfProgFeOpen, bpfProgFeClose}
 )
 
 // open goes down the ladder: the cheapest way to attach that the kernel has. mode is "off" with a reason when there is none; with another
@@ -120,13 +120,15 @@ func load(config *Config, mode string) (*kernel, error) {
 	keep := append([]string(nil), common...)
 	if mode == ModeFentry {
 		keep = append(keep, fentry...)
-		if err := fentryTargets(spec); err != nil {
-			return nil, err
-		}
 	} else {
 		keep = append(keep, tracepoint...)
 	}
 	only(spec, keep)
+	if mode == ModeFentry {
+		if err := fentryTargets(spec); err != nil {
+			return nil, err
+		}
+	}
 	if err := configure(spec, config); err != nil {
 		return nil, err
 	}
@@ -207,23 +209,36 @@ func configure(spec *ebpf.CollectionSpec, config *Config) error {
 	return nil
 }
 
-// fentryTargets names the functions that differ by architecture and kernel.
+// fentryTargets names the functions that differ by architecture and kernel, and leaves out what the kernel has not.
 func fentryTargets(spec *ebpf.CollectionSpec) error {
+	native, compat := "__x64_sys_ioctl", "__ia32_compat_sys_ioctl"
 	switch runtime.GOARCH {
 	case "amd64":
 	case "arm64":
-		spec.Programs[bpfProgFeIoctlExit].AttachTo = "__arm64_sys_ioctl"
+		native, compat = "__arm64_sys_ioctl", "__arm64_compat_sys_ioctl"
 	default:
 		return fmt.Errorf("fentry on %s is not known", runtime.GOARCH)
 	}
-	if symbols, err := os.Open("/proc/kallsyms"); err == nil { // filp_flush is what every kind of close calls from 6.6 on
+	spec.Programs[bpfProgFeIoctlExit].AttachTo = native
+	spec.Programs[bpfProgFeCompatExit].AttachTo = compat
+	has := map[string]bool{}
+	if symbols, err := os.Open("/proc/kallsyms"); err == nil {
 		defer symbols.Close()
-		if hasSymbol(symbols, "filp_flush") {
-			spec.Programs[bpfProgFeClose].AttachTo = "filp_flush"
-		}
+		has = hasSymbols(symbols, "filp_flush", compat, compatHook)
+	}
+	if has["filp_flush"] { // what every kind of close calls from 6.6 on
+		spec.Programs[bpfProgFeClose].AttachTo = "filp_flush"
+	}
+	if !has[compat] { // no 32-bit programs
+		delete(spec.Programs, bpfProgFeCompatExit)
+	}
+	if !has[compat] || !has[compatHook] {
+		delete(spec.Programs, bpfProgFeCompatEnter)
 	}
 	return nil
 }
+
+const compatHook = "security_file_ioctl_compat"
 
 func (k *kernel) keep(l link.Link, err error) error {
 	if err == nil {
@@ -234,13 +249,15 @@ func (k *kernel) keep(l link.Link, err error) error {
 
 // attachFentry attaches exits before entries: an entry whose exit is not seen would stay under way.
 func (k *kernel) attachFentry() error {
-	for _, name := range []string{bpfProgFeIoctlExit, bpfProgFeIoctlEnter, bpfProgFeOpen} {
-		if err := k.keep(link.AttachTracing(link.TracingOptions{Program: k.collection.Programs[name]})); err != nil {
+	for _, name := range fentry {
+		program := k.collection.Programs[name]
+		if program == nil {
+			continue // see fentryTargets
+		}
+		err := k.keep(link.AttachTracing(link.TracingOptions{Program: program}))
+		if err != nil && name != bpfProgFeClose { // which is good to have, see load
 			return fmt.Errorf("attaching %s: %w", name, err)
 		}
-	}
-	if program := k.collection.Programs[bpfProgFeClose]; program != nil {
-		_ = k.keep(link.AttachTracing(link.TracingOptions{Program: program})) // good to have, see load
 	}
 	return nil
 }

@@ -231,6 +231,8 @@ const (
 	bpfMapRules          = "rules"
 	bpfMapThreads        = "threads"
 	bpfProgFeClose       = "fe_close"
+	bpfProgFeCompatEnter = "fe_compat_enter"
+	bpfProgFeCompatExit  = "fe_compat_exit"
 	bpfProgFeIoctlEnter  = "fe_ioctl_enter"
 	bpfProgFeIoctlExit   = "fe_ioctl_exit"
 	bpfProgFeOpen        = "fe_open"
@@ -306,6 +308,8 @@ type bpfSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfProgramSpecs struct {
 	FeClose       *ebpf.ProgramSpec `ebpf:"fe_close"`
+	FeCompatEnter *ebpf.ProgramSpec `ebpf:"fe_compat_enter"`
+	FeCompatExit  *ebpf.ProgramSpec `ebpf:"fe_compat_exit"`
 	FeIoctlEnter  *ebpf.ProgramSpec `ebpf:"fe_ioctl_enter"`
 	FeIoctlExit   *ebpf.ProgramSpec `ebpf:"fe_ioctl_exit"`
 	FeOpen        *ebpf.ProgramSpec `ebpf:"fe_open"`
@@ -438,6 +442,8 @@ type bpfVariables struct {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfPrograms struct {
 	FeClose       *ebpf.Program `ebpf:"fe_close"`
+	FeCompatEnter *ebpf.Program `ebpf:"fe_compat_enter"`
+	FeCompatExit  *ebpf.Program `ebpf:"fe_compat_exit"`
 	FeIoctlEnter  *ebpf.Program `ebpf:"fe_ioctl_enter"`
 	FeIoctlExit   *ebpf.Program `ebpf:"fe_ioctl_exit"`
 	FeOpen        *ebpf.Program `ebpf:"fe_open"`
@@ -456,6 +462,8 @@ type bpfPrograms struct {
 func (p *bpfPrograms) Close() error {
 	return _BpfClose(
 		p.FeClose,
+		p.FeCompatEnter,
+		p.FeCompatExit,
 		p.FeIoctlEnter,
 		p.FeIoctlExit,
 		p.FeOpen,

@@ -3,51 +3,32 @@ package tracer
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"gpu-exporter/tracer/activity"
 )
 
-// copier opens a device and copies with the stand-in libcuda: 1000 bytes, and 234 more as the last thing that it does.
-const copier = `
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdint.h>
-int cuMemcpyHtoD_v2(uint64_t, const void *, size_t), cuMemAlloc_v2(uint64_t *, size_t);
-int main(void)
-{
-	char b[2000];
-	uint64_t p;
-	open("/dev/zero", O_RDONLY);
-	puts("ready"); fflush(stdout);
-	getchar();
-	cuMemAlloc_v2(&p, 4096);
-	cuMemcpyHtoD_v2(p, b, 1000);
-	getchar();
-	cuMemcpyHtoD_v2(p, b, 234);
-	return 0;
-}`
+// programs builds testdata/programs and returns their folder. Where no compiler is they are given: scripts/test-vm.
+func programs(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("GPU_EXPORTER_TEST_PROGRAMS"); dir != "" {
+		return dir
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command("testdata/programs/build", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return dir
+}
 
 // TestProbe follows copies and allocations into the report, those that a process made just before it ended included.
 func TestProbe(t *testing.T) {
-	dir := t.TempDir()
-	source := filepath.Join(dir, "copier.c")
-	if err := os.WriteFile(source, []byte(copier), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{
-		{"-O1", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", dir + "/libcuda.so.1", "probes/testdata/fake_libcuda.c"},
-		{"-O1", "-w", "-o", dir + "/copier", source, dir + "/libcuda.so.1", "-Wl,-rpath," + dir},
-	} {
-		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
+	dir := programs(t)
 	most := map[int]uint64{}
 	w := start(t, func(c *Config) { c.Probe = true })
 	cmd := exec.Command(dir + "/copier")
+	cmd.Env = []string{"LD_LIBRARY_PATH=" + dir}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -234,7 +235,12 @@ func child(args []string) {
 // startChild runs this program as a child, and waits for its first line.
 func startChild(t *testing.T, files []*os.File, args ...string) (cmd *exec.Cmd, in *os.File, lines func() string) {
 	t.Helper()
-	cmd = exec.Command("/proc/self/exe", append([]string{"child"}, args...)...)
+	return startProgram(t, files, "/proc/self/exe", append([]string{"child"}, args...)...)
+}
+
+func startProgram(t *testing.T, files []*os.File, path string, args ...string) (cmd *exec.Cmd, in *os.File, lines func() string) {
+	t.Helper()
+	cmd = exec.Command(path, args...)
 	out, stdout, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -377,4 +383,40 @@ func TestPresence(t *testing.T) {
 		}
 		w.held(cmd.Process.Pid)
 	})
+}
+
+// TestCompat is about a 32-bit program on a 64-bit kernel. In fentry mode it is traced as any other. The kernel's tracepoints tell nothing of such
+// programs: in tracepoint mode its calls are not counted, it is found by looking, and never given a figure of the ledger's.
+func TestCompat(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the program is for x86")
+	}
+	path := programs(t) + "/compat"
+	before, in, lines := startProgram(t, nil, path, "/dev/full")
+	w := start(t, func(c *Config) { c.reconcile = 100 * time.Millisecond })
+	w.held(before.Process.Pid)
+	if _, err := in.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	lines()
+	after, _, _ := startProgram(t, nil, path, "/dev/full")
+	want := uint64(0)
+	if testMode == ModeFentry {
+		w.held(after.Process.Pid)
+		want = 1000
+	} else {
+		time.Sleep(50 * time.Millisecond)
+	}
+	r := w.until("the calls", func(r *activity.Report) bool { return total(r, calls("ctl_0x11")) == want })
+	if p := process1(r, before.Process.Pid); p == nil || p.FromBirth {
+		t.Errorf("there before: %+v", p)
+	}
+	if p := process1(r, after.Process.Pid); (p != nil) != (testMode == ModeFentry) || p != nil && !p.FromBirth {
+		t.Errorf("begun later: %+v", p)
+	}
+	if n := total(r, opens("ctl", "ok")); n != want/1000 {
+		t.Errorf("%d opens", n)
+	}
+	_ = before.Process.Kill()
+	w.notHeld(before.Process.Pid)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -94,12 +95,13 @@ func (k *kernel) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 }
 
-// hasSymbol looks for a function of the kernel in the text of /proc/kallsyms.
-func hasSymbol(symbols io.Reader, name string) bool {
+// hasSymbols looks for functions of the kernel in the text of /proc/kallsyms.
+func hasSymbols(symbols io.Reader, names ...string) map[string]bool {
+	has := map[string]bool{}
 	for lines := bufio.NewScanner(symbols); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) >= 3 && fields[2] == name {
-			return true
+		if fields := strings.Fields(lines.Text()); len(fields) >= 3 && slices.Contains(names, fields[2]) {
+			has[fields[2]] = true
 		}
 	}
-	return false
+	return has
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
 
 	"gpu-exporter/tracer/activity"
 )
@@ -93,6 +94,9 @@ func load(config Config, cookies bool) (*Probes, error) {
 	p := &Probes{config: config, cookies: cookies, libraries: map[fileID]*library{}}
 	if err := spec.Variables["have_cookies"].Set(cookies); err != nil {
 		return nil, fmt.Errorf("setting up the probe programs: %w", err)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil { // kernels before 5.11 count maps against it
+		return nil, fmt.Errorf("raising RLIMIT_MEMLOCK: %w", err)
 	}
 	if err := spec.LoadAndAssign(&p.objects, nil); err != nil {
 		return nil, fmt.Errorf("loading the probe programs: %w", err)
