@@ -11,8 +11,8 @@ import (
 
 func assetsCommands(app *kingpin.Application) []command {
 	c := app.Command("assets", "Rules, dashboards and files to install with, which are built in.")
-	c.Command("list", "List them.")
-	export := c.Command("export", "Write them into a directory.")
+	c.Command("list", "List the files that are built in.")
+	export := c.Command("export", "Write the files that are built in into a directory.")
 	dir := export.Arg("dir", "The directory; made if need be.").Required().String()
 	force := export.Flag("force", "Replace files that differ.").Bool()
 	return []command{

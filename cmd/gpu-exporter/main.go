@@ -97,9 +97,9 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		engine   = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
 		proc     = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
 		hostIP   = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
-		mode     = app.Flag("tracer", "How kernel events are traced: auto takes fentry, else tracepoint, else off.").Default(tracer.ModeAuto).
+		mode     = app.Flag("tracer", "How kernel events are traced: fentry, tracepoint or off; auto takes fentry, else tracepoint, else off.").Default(tracer.ModeAuto).
 				Enum(tracer.ModeAuto, tracer.ModeFentry, tracer.ModeTracepoint, tracer.ModeOff)
-		probe     = app.Flag("probe", "Count copies and allocations with probes on libcuda.").Default("on").Enum("on", "off")
+		probe     = app.Flag("probe", "Count copies and allocations with probes on libcuda: on or off.").Default("on").Enum("on", "off")
 		launches  = app.Flag("probe.launches", "Count kernel launches too, about a microsecond each.").Bool()
 		traced    = app.Flag("tracer.devices", "Character devices to trace instead of NVIDIA's, as MAJOR:MINOR=NODE: for tests.").Hidden().Strings()
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
