@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,6 +62,35 @@ func TestDemo(t *testing.T) {
 	})
 	if got := p.get(t, "/-/ready"); !strings.HasPrefix(got, "ready\nthis is a recording, not this host\n") || !strings.Contains(got, "tracer: up, with tracepoint") {
 		t.Errorf("ready says %q", got)
+	}
+	p.stop(t)
+}
+
+// TestValueLabels: the template of twelve labels to the letter, with the values that the families of their own have; it is warned of. And what comes of
+// the client library is there.
+func TestValueLabels(t *testing.T) {
+	gpu := fake.H200(0)
+	job := sleeper(t)
+	hold(&gpu, 100*mib, fake.Process{PID: job, Memory: gib})
+	gpu.Busy = []fake.Busy{{PID: job, SM: 50}}
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	p := start(t, "--metrics.value-labels", "--host-ip=192.0.2.7", "--nvml.library="+h.Library, "--docker.host=unix://"+engine(t, nil, nil), "--tracer=off", "--nvml.interval=100ms")
+	s := p.until(t, 15*time.Second, "utilisation", func(s scrape) bool {
+		return len(s.find("gpu_utilization_percent", "process_pid", strconv.Itoa(job))) == 1
+	})
+	want := map[string]string{"container_id": "", "container_name": "", "image_name": "", "gpu_device_uuid": uuid(gpu), "gpu_device_name": "NVIDIA H200", "gpu_pci_bus_id": "0000:0a:00.0",
+		"gpu_temperature_celsius": "31", "gpu_power_usage_watts": "76.5", "gpu_memory_used_bytes": "1073741824", "gpu_memory_total_bytes": "150754820096",
+		"process_pid": strconv.Itoa(job), "host_ip": "192.0.2.7"}
+	if got := s.find("gpu_utilization_percent", "process_pid", strconv.Itoa(job))[0].labels; !maps.Equal(got, want) {
+		t.Errorf("labels %v, want %v", got, want)
+	}
+	if said := p.complaints(); len(said) != 1 || !strings.Contains(said[0], "--metrics.value-labels makes a new series") {
+		t.Errorf("complaints %q", said)
+	}
+	for _, name := range []string{"gpu_exporter_build_info", "go_goroutines", "go_memstats_alloc_bytes", "process_cpu_seconds_total", "process_resident_memory_bytes"} {
+		if len(s[name]) != 1 {
+			t.Errorf("%d series of %s", len(s[name]), name)
+		}
 	}
 	p.stop(t)
 }

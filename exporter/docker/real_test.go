@@ -252,8 +252,11 @@ func TestGivingGPUs(t *testing.T) {
 				t.Errorf("request %q, want %q", c.RequestText(), tt.text)
 			}
 			if tt.privileged {
-				if c.Nodes == nil {
-					t.Error("nodes unknown")
+				if !slices.Contains(c.Nodes, 5) {
+					t.Errorf("nodes %v, without 5", c.Nodes)
+				}
+				if got := containers.Resolve(c, gpus); len(got) == 0 || got[0] != (containers.Assignment{UUID: a, Source: "device_node"}) {
+					t.Errorf("assigned %v", got)
 				}
 				return
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -411,4 +412,42 @@ func TestHosts(t *testing.T) {
 	text := exposition(t, s, "text/plain")
 	openMetrics(t, text, exposition(t, s, "application/openmetrics-text;version=1.0.0"))
 	lint(t, text)
+}
+
+// TestSpike: a job that is busy for 100 ms of each second shows. The mean of its gauge says 10 %; the samples of 200 ms, of which each counts once, have
+// one of 50 % a second, and the mean of the histogram is the mean of the counter.
+func TestSpike(t *testing.T) {
+	t.Parallel()
+	h := &host{scenario: &fake.Scenario{GPUs: []fake.GPU{fake.H200(0)}}}
+	h.run(0, 100, gib, "", fake.Busy{SM: 100, PeriodMillis: 1000, OnMillis: 100}, nil)
+	h.set(0, 150754820096, 644939776, 0)
+	const often = 100 * time.Millisecond
+	s := last(h.during(t, 6*time.Second, poller.Config{Interval: often, Samples: often, Power: often, Util: often, Health: often}))
+	d, w := s.Devices[0], s.Workloads[0]
+	u := d.Utilization
+	if u == nil || u.Count < 20 || w.PID != 100 {
+		t.Fatalf("histogram %+v, process %+v", u, w)
+	}
+	seconds := float64(u.Count) * 0.2
+	t.Logf("%d samples with a mean of %.1f %%, of which %d are above 40 %%; the counter says %.1f %%, the gauge %v %%", u.Count, u.Sum/float64(u.Count),
+		u.Count-sumTo(u, 40), w.Busy.V/seconds*100, w.Utilization.V)
+	if spikes := float64(u.Count - sumTo(u, 40)); spikes < seconds-1.2 || spikes > seconds+1.2 {
+		t.Errorf("%v spikes in %v s", spikes, seconds)
+	}
+	if mean, busy := u.Sum/float64(u.Count), w.Busy.V/seconds*100; mean < 7 || mean > 13 || math.Abs(mean-busy) > 100*0.1/seconds*1.2 { // a spike more or less
+		t.Errorf("the histogram's mean is %v %%, the counter's %v %%", mean, busy)
+	}
+	if d.MaxUtilization.V != 50 || w.MaxUtilization.V < 40 {
+		t.Errorf("highest of the device %v %%, of the process %v %%", d.MaxUtilization.V, w.MaxUtilization.V)
+	}
+}
+
+// sumTo counts the values up to a bound.
+func sumTo(h *snapshot.Histogram, bound float64) (n uint64) {
+	for i, le := range h.Bounds {
+		if le <= bound {
+			n += h.Buckets[i]
+		}
+	}
+	return n
 }

@@ -217,9 +217,6 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 		d.smActive = b.window(now, append(d.smActive, fresh...))
 	}
 	if f.Samples != nil {
-		if f.Samples.ProcessUntil > 0 {
-			d.samplesPeriod, d.samplesAt = period(d.samplesAt, now), now
-		}
 		b.samples(now, d, f.Samples)
 	}
 	if f.Energy.OK {

@@ -116,13 +116,32 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestStale: a reading older than three intervals is dropped, and the device says so.
+// TestStale: a reading older than three of its intervals is dropped, and the device says so; what has a longer interval stays longer.
 func TestStale(t *testing.T) {
 	b := NewBuilder(Config{})
 	b.Apply(tick(t0, frame.Device{Load: load(100), Processes: list(7, 50)}))
 	s := b.Snapshot(t0.Add(4 * time.Second))
 	if s.Devices[0].Load != nil || s.Devices[0].State == frame.StateOK || len(s.Workloads) != 0 && s.Workloads[0].Memory.OK {
 		t.Fatalf("stale readings shown: %+v %+v", s.Devices[0], s.Workloads)
+	}
+	for i := range 21 { // health, GPM, samples and NVLink every 10 s, for 20 s
+		at := t0.Add(time.Duration(i) * time.Second)
+		d := frame.Device{Load: load(100), Processes: list(7, 50)}
+		if i%10 == 0 {
+			d.Health, d.NVLink, d.GPM = &frame.Health{PCIeGen: frame.Some(4)}, []frame.NVLink{{Link: 1}}, &frame.GPM{Ratio: map[string]float64{"sm_active": 1}}
+			d.Samples = &frame.Samples{ProcessSince: at.Add(-10 * time.Second).UnixMicro(), ProcessUntil: at.UnixMicro(), Process: []frame.ProcessSample{{PID: 7, Time: at.UnixMicro(), SM: 50}}}
+		}
+		b.Apply(tick(at, d))
+		b.Snapshot(at)
+	}
+	for after, want := range map[int]bool{29: true, 31: false} {
+		at := t0.Add(time.Duration(20+after) * time.Second)
+		b.Apply(tick(at, frame.Device{Load: load(100), Processes: list(7, 50)}))
+		s := b.Snapshot(at)
+		d, w := s.Devices[0], find(s, 7)
+		if d.Load == nil || (d.Health != nil) != want || (d.NVLink != nil) != want || (d.GPM != nil) != want || w.Utilization.OK != want || !w.Busy.OK {
+			t.Errorf("%d s after the last: load %v, health %v, NVLink %v, GPM %v, %+v", after, d.Load != nil, d.Health, d.NVLink, d.GPM, w)
+		}
 	}
 }
 

@@ -850,9 +850,7 @@ FN nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSa
 			struct line *l = &c.s->lines[i];
 			if (strcmp(l->word[0], "busy") || l->words < 3)
 				continue;
-			double share = busy_share(l, t - SLOT_US, SLOT_US);
-			if (share == 0)
-				continue;
+			double share = busy_share(l, t - SLOT_US, SLOT_US); // an H200 gives the zeros of an idle process too
 			if (have < room)
 				out[have] = (nvmlProcessUtilizationSample_t){word(l, 1), t, word(l, 2) * share + 0.5, word(l, 3) * share + 0.5,
 					word(l, 4) * share + 0.5, word(l, 5) * share + 0.5};
