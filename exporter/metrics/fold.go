@@ -90,7 +90,8 @@ func subtract(w, was *snapshot.Workload) bool {
 	return true
 }
 
-// addTo adds a process to its container. The highest sample of a container is that of its processes: their samples are not of the same moments.
+// addTo adds a process to its container. The highest sample of a container is that of its processes: their samples are not of the same moments. Its
+// peak of memory is the sum of theirs, which may have been at different moments: it never held more.
 func addTo(sum, w *snapshot.Workload) {
 	sum.Alive = sum.Alive || w.Alive
 	sum.CPU = frame.Sum(sum.CPU, w.CPU)

@@ -102,6 +102,12 @@ func TestSumsClose(t *testing.T) {
 			}
 			last = now
 			for _, w := range s.Workloads {
+				if w.PID == hosttest.Self || w.PID == hosttest.Worker {
+					t.Fatalf("seed %d: the exporter is a workload: %+v", seed, w)
+				}
+				if p := b.tracer.processes[w.PID]; p != nil && w.Alive && !p.Compute && p.FromBirth && p.StartTime == w.StartTime {
+					t.Fatalf("seed %d: a monitoring client is a workload: %+v", seed, w)
+				}
 				if w.PID != 0 {
 					shared += w.Energy.V
 					copied += w.HtoD.V

@@ -52,6 +52,12 @@ type proc struct {
 	cpu        float64
 }
 
+// Self and Worker are the PIDs of the exporter and its worker, which NVML lists as it does others.
+const (
+	Self   = 100
+	Worker = 101
+)
+
 // New returns the host of a seed.
 func New(seed uint64) *Host {
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -97,7 +103,11 @@ func (h *Host) in(i input.Input) input.Input {
 
 // Step lets a second pass and returns what the sources say.
 func (h *Host) Step() (list []input.Input) {
+	first := h.Now.Equal(start)
 	h.Now = h.Now.Add(time.Second)
+	if first {
+		defer func() { list = append([]input.Input{h.in(input.Input{Host: &input.Host{Self: []int{Self}}})}, list...) }()
+	}
 	for _, p := range h.sorted() {
 		p.mem = uint64(h.r.IntN(1 << 30))
 		p.htod += uint64(h.r.IntN(1 << 33))
@@ -121,7 +131,9 @@ func (h *Host) Step() (list []input.Input) {
 	}
 	list = append(list, h.in(input.Input{Source: &input.Source{Name: input.SourceDocker, Up: h.r.IntN(10) > 0}}), h.in(input.Input{Containers: &input.Containers{List: cs}}))
 	if h.r.IntN(15) == 0 { // a worker that was replaced
-		list = append(list, h.in(input.Input{Source: &input.Source{Name: input.SourceNVML}}))
+		list = append(list, h.in(input.Input{Source: &input.Source{Name: input.SourceNVML, PID: Worker}}))
+	} else {
+		list = append(list, h.in(input.Input{Source: &input.Source{Name: input.SourceNVML, Up: true, PID: Worker}}))
 	}
 	for _, g := range h.gpus {
 		list = append(list, h.in(input.Input{Frame: h.frame(g)}))
