@@ -107,7 +107,7 @@ function draw() {
   notice(s.sources.filter(x => !x.up).map(x => `${x.name} is down: ${x.reason || ''}`).join('\n'));
 }
 
-function notice(text) { document.getElementById('notice').textContent = text; }
+function notice(text) { Object.assign(document.getElementById('notice'), {textContent: text, className: 'bad'}); }
 
 function connect() {
   const source = new EventSource('api/v1/stream');
