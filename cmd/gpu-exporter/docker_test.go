@@ -146,6 +146,18 @@ func TestDocker(t *testing.T) {
 			t.Errorf("%d assignments, want 4: %v", n, s["gpu_container_assigned"])
 		}
 	})
+	t.Run("why", func(t *testing.T) {
+		for _, x := range []struct{ name, text string }{
+			{"none", "1. It was started without a GPU: neither --gpus, CDI, the NVIDIA runtime nor a device node.\n   no_gpu: it has run for "},
+			{"part", "1. It may use a GPU, but none of its processes has opened one for work.\n   not_on_gpu: it asked for all;node:" + filepath.Join(d.Dir, "nvidia7") + "; it may use GPU 0 " + first + ", by device_requests; it has run for "},
+			{two[:12], "container two; image busybox; GPU 0"},
+			{strconv.Itoa(child), "container one; image busybox; GPU 1"},
+		} {
+			if r := ran(t, "why", "--url=http://"+p.address, x.name); !strings.Contains(r.stdout, x.text) || r.stderr != "" {
+				t.Errorf("%s: %+v", x.name, r)
+			}
+		}
+	})
 	t.Run("the exporter itself", func(t *testing.T) {
 		mine := append(descendants(p.cmd.Process.Pid), p.cmd.Process.Pid)
 		if len(mine) != 2 {

@@ -130,7 +130,7 @@ func printReport(w io.Writer, r *why.Report) {
 	}
 	for i, f := range r.Findings {
 		line("%d. %s", i+1, f.Text)
-		line("   %s: %s", f.Cause, strings.Join(f.Evidence, "; "))
+		line("   %s", strings.TrimSuffix(f.Cause+": "+strings.Join(f.Evidence, "; "), ": "))
 		line("   do: %s", f.Advice)
 	}
 	for _, b := range r.Blind {

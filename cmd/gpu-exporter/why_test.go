@@ -47,10 +47,10 @@ func TestWhyReplay(t *testing.T) {
 	if err := os.MkdirAll(proc+"/77", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(proc+"/77/cgroup", []byte("0::/docker/52d05af6c921752233baa1d4802c0df207a60653f84c9ca82030592e3172e24d/child\n"), 0o644); err != nil {
+	if err := os.WriteFile(proc+"/77/cgroup", []byte("0::/docker/a8067bc45d21582aa74c7fd68023764b833ac10b49ce91cce02893825e299118/child\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if r := ran(t, "why", "--replay=demo", "77", "--proc="+proc); r.code != 0 || !strings.HasPrefix(r.stdout, "container hold; ") {
+	if r := ran(t, "why", "--replay=demo", "77", "--proc="+proc); r.code != why.Idle.Exit || !strings.HasPrefix(r.stdout, "container notebook; ") {
 		t.Errorf("%+v", r)
 	}
 	ran(t, "why", "--replay=demo", "78", "--proc="+proc).oneLine(t, 2, "78: no running container")

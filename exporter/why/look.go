@@ -284,7 +284,7 @@ func (l *look) health(d *view.Device) {
 				recent, last = recent+float64(s.Uncorrected), l.past.At(i)
 			}
 		}
-		l.find(Uncorrected, d.UUID, 1, last, 0, fmt.Sprintf("%s has counted %d uncorrected ECC errors since the driver was loaded.", gpu, n),
+		l.find(Uncorrected, d.UUID, 1, last, 0, fmt.Sprintf("%s has uncorrected ECC errors: it counted %d since the driver was loaded.", gpu, n),
 			fmt.Sprintf("%.0f of them in the last ten minutes", recent))
 	}
 	if d.RemapFailed {

@@ -217,7 +217,7 @@ var sick = []struct {
 		}
 	}, []string{"Xid 154 for GPU 0 9 min 59 s ago.", "1 of this kind since the exporter started"}},
 	{why.Uncorrected, func(second int, h *host) { h.health.ECC["volatile/uncorrected"] = uint64(2 + second/300) },
-		[]string{"GPU 0 has counted 3 uncorrected ECC errors", "1 of them in the last ten minutes"}},
+		[]string{"GPU 0 has uncorrected ECC errors: it counted 3 since the driver was loaded.", "1 of them in the last ten minutes"}},
 	{why.Remap, func(_ int, h *host) { h.health.RemapPending = frame.Some(true) }, []string{"A remap of memory rows of GPU 0 waits for a reset."}},
 	{why.Lost, func(second int, h *host) {
 		if second >= 590 {
