@@ -54,6 +54,7 @@ test-vm: setup
 
 lint:
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
+	clang-format-16 --dry-run -Werror bpf/*.[ch]
 	go vet ./...
 	go tool staticcheck ./...
 

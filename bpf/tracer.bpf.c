@@ -372,9 +372,11 @@ static __always_inline struct holder *hold(u32 tgid, u64 group, bool opened, boo
 			count_lost_by(LOST_HOLDERS);
 	}
 	if (opened && (!h || !(h->flags & HOLDER_OPENED))) {
-		if (h)
+		if (h) {
 			h->flags |= HOLDER_OPENED;
-		if (h && (g = group_of(h->group)))
+			h->group = group; // it may have been forked in another
+		}
+		if (h && (g = group_of(group)))
 			__sync_fetch_and_add(&g->started, 1);
 	}
 	return h;

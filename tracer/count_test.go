@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -292,6 +293,24 @@ func TestGroupGone(t *testing.T) {
 	}
 }
 
+// TestForkedElsewhere: a process is counted where it opens the device, not where it was forked by one that has it.
+func TestForkedElsewhere(t *testing.T) {
+	w := start(t, nil)
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	w.held(os.Getpid())
+	dir, path := cgroup(t, "docker-"+strings.Repeat("b", 64)+".scope")
+	if out, err := exec.Command("/bin/sh", "-c", `echo $$ >"$1/cgroup.procs"; exec 3</dev/zero`, "sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.until("it in its group", func(r *activity.Report) bool {
+		return slices.ContainsFunc(r.Groups, func(g activity.Group) bool { return g.Cgroup == path && g.Started == 1 && g.Exited["exit"] == 1 })
+	})
+}
+
 // TestEnds tells how processes ended.
 func TestEnds(t *testing.T) {
 	w := start(t, nil)
@@ -322,7 +341,7 @@ func TestEnds(t *testing.T) {
 // TestFullMaps fills each bounded map: what does not fit is counted by cause, and what did fit is still right.
 func TestFullMaps(t *testing.T) {
 	w := start(t, func(c *Config) {
-		c.Limits = Limits{Processes: 4, Threads: 4, Calls: 4, Opens: 2, Groups: 1, Ring: 4096}
+		c.Limits = Limits{Processes: 8, Threads: 4, Calls: 4, Opens: 2, Groups: 1, Ring: 4096}
 	})
 	fd, err := unix.Open("/dev/full", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -345,10 +364,39 @@ func TestFullMaps(t *testing.T) {
 	}), r.Lost["map_calls"]; n != 400 || lost != 600 || r.Lost["map_errors"] != 600 {
 		t.Errorf("%d calls counted, lost %v", n, r.Lost)
 	}
+	var callers sync.WaitGroup
 	for range 8 {
+		called := make(chan struct{})
+		callers.Go(func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends
+			_ = unix.IoctlSetInt(fd, 0x4640, 0)
+			close(called)
+			<-t.Context().Done()
+		})
+		<-called
+	}
+	t.Cleanup(callers.Wait)
+	for range 3 {
+		for _, path := range []string{"/dev/zero", "/dev/random"} { // one after the other two kinds of open
+			other, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			unix.Close(other)
+		}
+	}
+	for i := range 4 { // one after the other a process of another group
+		dir, _ := cgroup(t, fmt.Sprintf("full-%d", i))
+		if out, err := exec.Command("/bin/sh", "-c", `echo $$ >"$1/cgroup.procs"; exec 3</dev/zero`, "sh", dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	for range 12 {
 		startChild(t, nil, "open", "/dev/zero")
 	}
-	w.until("lost processes", func(r *activity.Report) bool { return r.Lost["map_holders"] > 0 })
+	for _, cause := range []string{"map_threads", "map_opens", "map_holders", "map_groups"} {
+		w.until("lost "+cause, func(r *activity.Report) bool { return r.Lost[cause] > 0 })
+	}
 }
 
 // TestRingOverrun loses records: they are counted, nobody is exact any more, and who holds a device is found by looking.

@@ -290,6 +290,49 @@ func TestKernelLacks(t *testing.T) {
 	}
 }
 
+// TestLockdown locks the kernel of the virtual machine down, first to integrity, in which it is traced, and then to confidentiality, which does not
+// let BPF read the kernel's memory. There is no way back, so scripts/test-vm runs this test last.
+func TestLockdown(t *testing.T) {
+	if os.Getenv("GPU_EXPORTER_TEST_VM") == "" {
+		t.Skip("locks the kernel: scripts/test-vm")
+	}
+	lock := func(level string) {
+		t.Helper()
+		if err := os.WriteFile("/sys/kernel/security/lockdown", []byte(level), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock("integrity")
+	t.Run("integrity", func(t *testing.T) {
+		w := start(t, nil)
+		cmd, _, _ := startChild(t, nil, "open", "/dev/zero")
+		w.held(cmd.Process.Pid)
+	})
+	lock("confidentiality")
+	w := start(t, nil)
+	r := w.until("off", func(r *activity.Report) bool { return r.Mode == ModeOff })
+	if !strings.HasPrefix(r.Reason, "the kernel is locked down (confidentiality)") {
+		t.Errorf("%q", r.Reason)
+	}
+	// The kernel does refuse: so says the attempt too, where nothing is known of the lock.
+	config := Config{Mode: testMode, Devices: devices, sysRoot: t.TempDir()}
+	if err := os.MkdirAll(config.sysRoot+"/kernel/btf", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config.sysRoot+"/kernel/btf/vmlinux", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tracer, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, mode, reason := open(&tracer.config)
+	if k != nil || mode != ModeOff || reason == "" || strings.Contains(reason, "\n") {
+		t.Errorf("%q, %q", mode, reason)
+	}
+	t.Logf("%q", reason)
+}
+
 // asNobody is the variable by which a test knows that it is run again as another user.
 const asNobody = "TRACER_AS_NOBODY"
 

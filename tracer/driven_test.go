@@ -1,12 +1,14 @@
 package tracer
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -412,6 +414,53 @@ func TestOverrunLedger(t *testing.T) {
 		i := slices.IndexFunc(s.Workloads, func(l snapshot.Workload) bool { return l.PID == pid })
 		if i < 0 || s.Workloads[i].Memory != frame.Some(bytes) {
 			t.Errorf("process %d holds %d: %+v", pid, bytes, s.Workloads)
+		}
+	}
+}
+
+// TestCallRate is about a process that calls without end: what it holds is not told any more, another process's figure stays exact.
+func TestCallRate(t *testing.T) {
+	w, programs := startDriven(t, func(c *Config) { c.Limits.CallRate = 100 })
+	busy, in, lines := startChild(t, programs, "drive", "burst")
+	other, _, _ := startChild(t, programs, "drive", "burst")
+	w.driven(busy.Process.Pid, burstSize, true)
+	w.driven(other.Process.Pid, burstSize, true)
+	in.Close()
+	lines()
+	w.until("lost records", func(r *activity.Report) bool { return r.Lost["rate"] > 0 && r.Lost["ringbuf"] == 0 })
+	w.driven(busy.Process.Pid, 0, false)
+	w.driven(other.Process.Pid, burstSize, true)
+}
+
+// TestDriverReplaced: when the driver is replaced, what was known of its objects counts no more; of a driver whose calls are not known no figure is
+// given, with the reason.
+func TestDriverReplaced(t *testing.T) {
+	root := ""
+	w, programs := startDriven(t, func(c *Config) { root, c.reconcile = cmp.Or(c.driverRoot, root), 50*time.Millisecond })
+	replace := func(with string) {
+		t.Helper()
+		if err := os.WriteFile(root+"/driver/nvidia/version", []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+with+"  Release Build\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, _, _ := startChild(t, programs, "drive", "burst")
+	w.driven(before.Process.Pid, burstSize, true)
+	replace("570.86.10")
+	w.driven(before.Process.Pid, 0, false)
+	after, _, _ := startChild(t, programs, "drive", "burst")
+	w.driven(after.Process.Pid, burstSize, true)
+	replace("999.1.1")
+	r := w.until("no ledger", func(r *activity.Report) bool { return !r.Ledger })
+	if !strings.Contains(r.LedgerReason, "driver 999") {
+		t.Errorf("the reason: %q", r.LedgerReason)
+	}
+	unknown, _, _ := startChild(t, programs, "drive", "burst")
+	w.held(unknown.Process.Pid)
+	time.Sleep(30 * time.Millisecond)
+	r = w.until("a report", func(r *activity.Report) bool { return process1(r, unknown.Process.Pid) != nil })
+	for _, p := range r.Processes {
+		if slices.ContainsFunc(p.Devices, func(d activity.Device) bool { return d.Used.OK }) {
+			t.Errorf("it is given a figure: %+v", p)
 		}
 	}
 }

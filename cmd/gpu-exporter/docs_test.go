@@ -20,6 +20,7 @@ var (
 	notSlug  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	repoPath = regexp.MustCompile("(?:^|[ `(])((?:docs|scripts|exporter|cmd|nvml|tracer|bpf)/[\\w./-]*\\w)")
 	longFlag = regexp.MustCompile("`--(?:no-)?([a-z][a-z0-9.-]*)")
+	testName = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
 	metric   = regexp.MustCompile(`(?:^|[^:\w])(gpu_[a-z0-9_]+)\b`) // a recorded one has a colon before
 )
 
@@ -70,7 +71,7 @@ func TestDeadLinks(t *testing.T) {
 	}
 }
 
-// TestDocs: what the documents name is there: files, headings, flags and metrics.
+// TestDocs: what the documents name is there: files, headings, flags, metrics and tests.
 func TestDocs(t *testing.T) {
 	// Flags of other programs that the documents speak of.
 	flags := []string{"pid", "privileged", "gpus", "device"}
@@ -105,6 +106,13 @@ func TestDocs(t *testing.T) {
 		b, err := os.ReadFile(root + path)
 		return string(b), err
 	}
+	var code strings.Builder // of all tests
+	for _, f := range list {
+		if strings.HasSuffix(f, "_test.go") {
+			text, _ := read(f) // deleted, not yet committed
+			code.WriteString(text)
+		}
+	}
 	pages := 0
 	for _, name := range list {
 		if !strings.HasSuffix(name, ".md") {
@@ -121,6 +129,11 @@ func TestDocs(t *testing.T) {
 		for _, p := range repoPath.FindAllStringSubmatch(page, -1) {
 			if _, err := read(p[1]); err != nil {
 				t.Errorf("%s: there is no %s", name, p[1])
+			}
+		}
+		for _, f := range testName.FindAllString(page, -1) {
+			if !strings.Contains(code.String(), "\nfunc "+f+"(") {
+				t.Errorf("%s: there is no test %s", name, f)
 			}
 		}
 		for _, f := range longFlag.FindAllStringSubmatch(page, -1) {
