@@ -33,12 +33,14 @@ func BenchmarkAdd(b *testing.B) {
 func crowded() (*view.Snapshot, *history.History) {
 	s, h := &view.Snapshot{}, history.New()
 	for i := range 8 {
-		s.Devices = append(s.Devices, view.Device{Index: i, UUID: fmt.Sprint("GPU-", i), State: "ok", Utilization: frame.Some(99.0), PCIeRX: frame.Some(0.0), PCIeLink: frame.Some(64e9)})
+		s.Devices = append(s.Devices, view.Device{Index: i, UUID: fmt.Sprint("GPU-", i), State: "ok", Utilization: frame.Some(99.0),
+			PCIeRX: frame.Some(0.0), PCIeLink: frame.Some(64e9)})
 	}
 	for i := range 128 {
 		id := fmt.Sprintf("%064d", i)
 		s.Containers = append(s.Containers, view.Container{ID: id, Name: id[60:]})
-		s.Workloads = append(s.Workloads, view.Workload{GPU: i % 8, GPUUUID: fmt.Sprint("GPU-", i%8), PID: i + 1, ContainerID: id, Utilization: frame.Some(6.0), CPU: frame.Some(0.0)})
+		s.Workloads = append(s.Workloads, view.Workload{GPU: i % 8, GPUUUID: fmt.Sprint("GPU-", i%8), PID: i + 1, ContainerID: id,
+			Utilization: frame.Some(6.0), CPU: frame.Some(0.0)})
 	}
 	for i := range 8 {
 		s.Workloads[i].Utilization.V = 30

@@ -33,13 +33,14 @@ func (l *look) load(d *view.Device, own *party) {
 		}
 	}
 	all := func(int) bool { return true }
-	l.report.Uses = append(l.report.Uses, Use{GPU: d.Index, UUID: d.UUID, SM: g.mean(all, g.sm), CPU: g.mean(all, g.cpus), Memory: frame.Some(g.own.memory)})
+	use := Use{GPU: d.Index, UUID: d.UUID, SM: g.mean(all, g.sm), CPU: g.mean(all, g.cpus), Memory: frame.Some(g.own.memory)}
+	l.report.Uses = append(l.report.Uses, use)
 	l.report.Seconds = max(l.report.Seconds, float64(len(g.steps))*history.StepLength.Seconds())
 	if len(g.steps) < least {
-		l.report.Blind = append(l.report.Blind, fmt.Sprintf("it has been seen on %s for less than half a minute: too short to tell what its time goes to", g.name))
+		l.unknown(fmt.Sprintf("it has been seen on %s for less than half a minute: too short to tell what its time goes to", g.name))
 	}
-	if len(g.steps) > 0 && !l.report.Uses[len(l.report.Uses)-1].SM.OK {
-		l.report.Blind = append(l.report.Blind, fmt.Sprintf("the driver does not tell the SM time of processes on %s, so neighbours, waiting and idleness are not looked at", g.name))
+	if len(g.steps) > 0 && !use.SM.OK {
+		l.unknown("the driver does not tell the SM time of processes on " + g.name + ": neighbours, waiting and idleness are not looked at")
 	}
 	g.throttled()
 	g.neighbours()
@@ -110,7 +111,8 @@ func (g *gpu) held(is func(int) bool) (w when, ok bool) {
 	if n < least {
 		return w, false
 	}
-	w = when{part: float64(n) / float64(len(g.steps)), seconds: float64(n) * history.StepLength.Seconds(), since: g.past.At(g.steps[first]), now: last >= len(g.steps)-2}
+	w = when{part: float64(n) / float64(len(g.steps)), seconds: float64(n) * history.StepLength.Seconds(), since: g.past.At(g.steps[first])}
+	w.now = last >= len(g.steps)-2
 	all := span(seconds(float64(len(g.steps)) * history.StepLength.Seconds()))
 	switch {
 	case n == len(g.steps):
@@ -146,7 +148,9 @@ func (g *gpu) throttled() {
 		{Hot, "is held back by heat", func(i int) bool { return g.loads[i].Thermal >= heldDown && lowered(i) }},
 		{Capped, "is held back by its power limit", func(i int) bool { return g.loads[i].PowerLimited >= heldDown && lowered(i) && busy(i) }},
 		{Slowed, "is held back by its hardware", func(i int) bool { return g.loads[i].Hardware >= heldDown }},
-		{LowClocks, "runs at low clocks that nothing explains", func(i int) bool { return busy(i) && free(i) && highest > 0 && g.clock(i) < lowClock*highest }},
+		{LowClocks, "runs at low clocks that nothing explains", func(i int) bool {
+			return busy(i) && free(i) && highest > 0 && g.clock(i) < lowClock*highest
+		}},
 	} {
 		w, ok := g.held(x.is)
 		if !ok {
@@ -167,7 +171,7 @@ func (g *gpu) throttled() {
 		if clock.OK && highest > 0 {
 			lost = max(g.mean(x.is, slow).V, 0.05)
 		}
-		g.find(x.cause, g.device.UUID, w.part*lost, w.since, w.seconds, fmt.Sprintf("%s %s: %s.", g.name, x.what, w.text), evidence...)
+		g.find(x.cause, g.device.UUID, w.part*lost, w, fmt.Sprintf("%s %s: %s.", g.name, x.what, w.text), evidence...)
 	}
 }
 
@@ -203,7 +207,7 @@ func (g *gpu) worst(c *Cause, weight float64, format string, figure func(*histor
 	w, _ := g.held(meets)
 	takes := g.mean(meets, func(i int) float64 { return most.figure(i, figure) }).V
 	has := g.mean(meets, func(i int) float64 { return float64(figure(&g.uses[i])) }).V
-	f := g.find(c, g.device.UUID, cost, w.since, w.seconds, upper(fmt.Sprintf(format, most.party.String(), takes, g.name, has, w.text)))
+	f := g.find(c, g.device.UUID, cost, w, upper(fmt.Sprintf(format, most.party.String(), takes, g.name, has, w.text)))
 	if u := g.mean(meets, func(i int) float64 { return float64(g.loads[i].Utilization) }); u.OK {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s was busy %.0f %% of that time", g.name, u.V))
 	}
@@ -260,12 +264,12 @@ func (g *gpu) link() {
 		}
 		cost, text := w.part*min(rate/capacity, 1), fmt.Sprintf("Copies %s %s keep its link busy: %s.", way.name, g.name, w.text)
 		if most == nil {
-			g.find(CopyBound, g.device.UUID, cost, w.since, w.seconds, text, evidence...)
+			g.find(CopyBound, g.device.UUID, cost, w, text, evidence...)
 			continue
 		}
 		evidence = append(evidence, fmt.Sprintf("%s copies %s/s", most.party.String(), size(uint64(highest))))
-		g.find(TakesLink, g.device.UUID, cost, w.since, w.seconds, fmt.Sprintf("%s keeps the link of %s busy with copies %s it: %s.", upper(most.party.String()), g.name, way.name, w.text),
-			evidence...).Neighbour = &most.party
+		text = fmt.Sprintf("%s keeps the link of %s busy with copies %s it: %s.", upper(most.party.String()), g.name, way.name, w.text)
+		g.find(TakesLink, g.device.UUID, cost, w, text, evidence...).Neighbour = &most.party
 	}
 }
 
@@ -283,7 +287,8 @@ func (g *gpu) host() {
 		if mean < idleSM {
 			evidence = append(evidence, "a program that spins while it waits for work looks the same")
 		}
-		g.find(HostBound, g.device.UUID, w.part*(1-mean/100), w.since, w.seconds, fmt.Sprintf("Its own CPU is busy while %s waits: %s.", g.name, w.text), evidence...)
+		g.find(HostBound, g.device.UUID, w.part*(1-mean/100), w,
+			fmt.Sprintf("Its own CPU is busy while %s waits: %s.", g.name, w.text), evidence...)
 	}
 	idle := func(i int) bool {
 		return g.sm(i) < idleSM && !(g.cpus(i) >= busyCPU) && !(g.uses[i].ToGPU+g.uses[i].FromGPU > idleBytes)
@@ -293,7 +298,7 @@ func (g *gpu) host() {
 		if c := g.mean(idle, g.cpus); c.OK {
 			evidence = append(evidence, fmt.Sprintf("its processes use %.2f CPUs", c.V))
 		}
-		g.find(Idling, g.device.UUID, 0, w.since, w.seconds, fmt.Sprintf("It gives %s no work: %s.", g.name, w.text), evidence...)
+		g.find(Idling, g.device.UUID, 0, w, fmt.Sprintf("It gives %s no work: %s.", g.name, w.text), evidence...)
 	}
 }
 
@@ -306,8 +311,9 @@ func (g *gpu) memory() {
 	part := 100 * float64(d.MemoryUsed.V) / float64(d.MemoryTotal.V)
 	text := fmt.Sprintf("The memory of %s is %.0f %% full: the next large request fails.", g.name, part)
 	if most := g.parties[0]; most.memory > g.own.memory {
-		g.find(TakesMemory, d.UUID, 0.02, time.Time{}, 0, fmt.Sprintf("%s %s holds more of it than this one.", text, upper(most.party.String())), g.holders(d.UUID)...).Neighbour = &most.party
+		text += " " + upper(most.party.String()) + " holds more of it than this one."
+		g.find(TakesMemory, d.UUID, 0.02, when{}, text, g.holders(d.UUID)...).Neighbour = &most.party
 		return
 	}
-	g.find(MemoryFull, d.UUID, 0.01, time.Time{}, 0, text, g.holders(d.UUID)...)
+	g.find(MemoryFull, d.UUID, 0.01, when{}, text, g.holders(d.UUID)...)
 }

@@ -152,18 +152,21 @@ func (l *look) user(gpu string) history.User {
 	return history.User{GPU: gpu, Container: l.target.ID, PID: l.target.PID}
 }
 
-func (l *look) find(c *Cause, gpu string, cost float64, since time.Time, seconds float64, text string, evidence ...string) *Finding {
-	f := &Finding{Cause: c.Name, Class: c.Class.Name, GPU: gpu, Text: text, Evidence: evidence, Advice: c.Advice, Since: since, Seconds: seconds, cause: c, cost: cost}
+// find adds a finding. Cost is about which part of its speed the cause takes; it orders those that are not broken.
+func (l *look) find(c *Cause, gpu string, cost float64, w when, text string, evidence ...string) *Finding {
+	f := &Finding{Cause: c.Name, Class: c.Class.Name, GPU: gpu, Text: text, Evidence: evidence, Advice: c.Advice, Since: w.since, Seconds: w.seconds,
+		cause: c, cost: cost}
 	l.report.Findings = append(l.report.Findings, f)
 	return f
 }
 
+func (l *look) unknown(what string) { l.report.Blind = append(l.report.Blind, what) }
+
 // blind says what cannot be seen.
 func (l *look) blind() {
-	say := func(format string, a ...any) { l.report.Blind = append(l.report.Blind, fmt.Sprintf(format, a...)) }
 	for _, src := range l.view.Sources {
 		if !src.Up && src.Name != input.SourceTracer {
-			say("%s is down: %s", containers.Clean(src.Name, 40), containers.Clean(src.Reason, 300))
+			l.unknown(containers.Clean(src.Name, 40) + " is down: " + containers.Clean(src.Reason, 300))
 		}
 	}
 	if t := l.view.Tracer; t == nil || !t.Up {
@@ -171,14 +174,15 @@ func (l *look) blind() {
 		if t != nil && t.Reason != "" {
 			reason = t.Reason
 		}
-		say("without the kernel tracer refused opens, refused memory and who copies are not known: %s", containers.Clean(reason, 300))
+		l.unknown("without the kernel tracer refused opens, refused memory and who copies are not known: " + containers.Clean(reason, 300))
 	}
 }
 
 // access looks for device rules that were lost.
 func (l *look) access() {
 	if c := l.target.container; c != nil && !c.AccessLost.IsZero() {
-		l.find(NoAccess, "", 1, c.AccessLost, 0, fmt.Sprintf("It may not open NVIDIA's device nodes any more: it was refused %s ago.", span(l.view.Time.Sub(c.AccessLost))),
+		l.find(NoAccess, "", 1, when{since: c.AccessLost},
+			fmt.Sprintf("It may not open NVIDIA's device nodes any more: it was refused %s ago.", span(l.view.Time.Sub(c.AccessLost))),
 			append([]string{fmt.Sprintf("%d opens were refused since the exporter started", c.RefusedOpens)}, l.given()...)...)
 	}
 }
@@ -223,13 +227,14 @@ func (l *look) absent(before bool) {
 	}
 	switch {
 	case len(c.Assigned) > 0 && before:
-		l.find(NotUsed, "", 0, time.Time{}, 0, "It has no process on a GPU any more: the last one ended within the last ten minutes.", evidence...)
+		l.find(NotUsed, "", 0, when{}, "It has no process on a GPU any more: the last one ended within the last ten minutes.", evidence...)
 	case len(c.Assigned) > 0:
-		l.find(NotUsed, "", 0, time.Time{}, 0, "It may use a GPU, but none of its processes has opened one for work.", evidence...)
+		l.find(NotUsed, "", 0, when{}, "It may use a GPU, but none of its processes has opened one for work.", evidence...)
 	case c.Request != "":
-		l.find(NotGiven, "", 1, time.Time{}, 0, "It asked for GPUs, but what it asked for is no GPU that this host can use now.", append(evidence, l.present())...)
+		l.find(NotGiven, "", 1, when{}, "It asked for GPUs, but what it asked for is no GPU that this host can use now.",
+			append(evidence, l.present())...)
 	default:
-		l.find(NotGiven, "", 1, time.Time{}, 0, "It was started without a GPU: neither --gpus, CDI, the NVIDIA runtime nor a device node.", evidence...)
+		l.find(NotGiven, "", 1, when{}, "It was started without a GPU: neither --gpus, CDI, the NVIDIA runtime nor a device node.", evidence...)
 	}
 }
 
@@ -250,7 +255,7 @@ func (l *look) present() string {
 func (l *look) health(d *view.Device) {
 	gpu := fmt.Sprintf("GPU %d", d.Index)
 	if d.State != string(frame.StateOK) && d.State != string(frame.StateAsleep) {
-		l.find(Lost, d.UUID, 1, time.Time{}, 0, fmt.Sprintf("%s cannot be read: %s.", gpu, containers.Clean(d.State, 20)), containers.Clean(d.Reason, 300))
+		l.find(Lost, d.UUID, 1, when{}, fmt.Sprintf("%s cannot be read: %s.", gpu, containers.Clean(d.State, 20)), containers.Clean(d.Reason, 300))
 	}
 	for _, x := range d.Xids {
 		if l.view.Time.Sub(x.Last) > history.Steps*history.StepLength {
@@ -275,7 +280,7 @@ func (l *look) health(d *view.Device) {
 			}
 			evidence = append(evidence, text)
 		}
-		l.find(c, d.UUID, 1, x.Last, 0, fmt.Sprintf("The driver reported Xid %d for %s %s ago.", x.Xid, gpu, span(l.view.Time.Sub(x.Last))), evidence...)
+		l.find(c, d.UUID, 1, when{since: x.Last}, fmt.Sprintf("The driver reported Xid %d for %s %s ago.", x.Xid, gpu, span(l.view.Time.Sub(x.Last))), evidence...)
 	}
 	if n := d.ECC["volatile/uncorrected"]; n > 0 {
 		recent, last := 0.0, time.Time{}
@@ -284,13 +289,13 @@ func (l *look) health(d *view.Device) {
 				recent, last = recent+float64(s.Uncorrected), l.past.At(i)
 			}
 		}
-		l.find(Uncorrected, d.UUID, 1, last, 0, fmt.Sprintf("%s has uncorrected ECC errors: it counted %d since the driver was loaded.", gpu, n),
+		l.find(Uncorrected, d.UUID, 1, when{since: last}, fmt.Sprintf("%s has uncorrected ECC errors: it counted %d since the driver was loaded.", gpu, n),
 			fmt.Sprintf("%.0f of them in the last ten minutes", recent))
 	}
 	if d.RemapFailed {
-		l.find(Remap, d.UUID, 1, time.Time{}, 0, "A remap of memory rows of "+gpu+" failed.")
+		l.find(Remap, d.UUID, 1, when{}, "A remap of memory rows of "+gpu+" failed.")
 	} else if d.RemapPending {
-		l.find(Remap, d.UUID, 1, time.Time{}, 0, "A remap of memory rows of "+gpu+" waits for a reset.")
+		l.find(Remap, d.UUID, 1, when{}, "A remap of memory rows of "+gpu+" waits for a reset.")
 	}
 }
 
@@ -304,7 +309,7 @@ func (l *look) refusals(gpu string) {
 	if gpu != "" {
 		on = " on " + l.name(gpu)
 	}
-	l.find(AllocFailed, gpu, 1, last, 0, fmt.Sprintf("%.0f of its requests of memory%s were refused in the last ten minutes.", n, on), l.holders(gpu)...)
+	l.find(AllocFailed, gpu, 1, when{since: last}, fmt.Sprintf("%.0f of its requests of memory%s were refused in the last ten minutes.", n, on), l.holders(gpu)...)
 }
 
 // holders says how full a GPU's memory is and who holds most of it.

@@ -44,8 +44,9 @@ type Cause struct {
 
 // The causes. Their texts stand in a table of Markdown and in alerts: one line, without a bar.
 var (
-	NoAccess = &Cause{"access_refused", Access, "it was refused when it last opened NVIDIA's control node", "After `systemctl daemon-reload` a container loses its device rules: " +
-		"restart it, and give GPUs through CDI or set the cgroup driver to cgroupfs.", true}
+	NoAccess = &Cause{"access_refused", Access, "it was refused when it last opened NVIDIA's control node",
+		"After `systemctl daemon-reload` a container loses its device rules: " +
+			"restart it, and give GPUs through CDI or set the cgroup driver to cgroupfs.", true}
 	NotGiven = &Cause{"no_gpu", Access, "no GPU was given to it, or what it asked for is not on this host",
 		"Start it with `--gpus all`, `--gpus device=UUID` or `--device nvidia.com/gpu=0`, and compare the name with `gpu-exporter ps`.", true}
 	Lost     = &Cause{"gpu_lost", Fault, "a GPU of it does not answer", "Drain the host and reset the GPU or reboot; the kernel log has its Xid.", true}
@@ -59,9 +60,11 @@ var (
 		"Look for an illegal address or a killed process: the exporter's log names the process and its container.", true}
 	XidOther = &Cause{"xid_other", Fault, "the driver reported another Xid",
 		"Look it up in NVIDIA's list of Xid errors; the exporter's log names the process and its container where the driver says so.", true}
-	AllocFailed = &Cause{"memory_refused", Memory, "requests of memory by it were refused", "See who else holds memory there, or lower its own demand.", true}
+	AllocFailed = &Cause{"memory_refused", Memory, "requests of memory by it were refused",
+		"See who else holds memory there, or lower its own demand.", true}
 
-	Hot    = &Cause{"throttled_thermal", Throttle, "heat holds the GPU's clocks down", "Check fans, air flow and inlet temperature; every container on the GPU runs slower.", false}
+	Hot = &Cause{"throttled_thermal", Throttle, "heat holds the GPU's clocks down",
+		"Check fans, air flow and inlet temperature; every container on the GPU runs slower.", false}
 	Capped = &Cause{"throttled_power", Throttle, "the power limit or a power brake holds the clocks more than 5 % down while the GPU works",
 		"Raise the limit with `nvidia-smi -pl` where the board and the supply allow it, or spread the work over more GPUs.", false}
 	Slowed = &Cause{"throttled_hardware", Throttle, "the hardware holds the clocks down, not for heat or a power brake",
@@ -72,7 +75,7 @@ var (
 		"Move one of them to another GPU, or give each its part with MIG.", false}
 	TakesBandwidth = &Cause{"neighbour_bandwidth", Neighbour, "the GPU's memory is at work 80 % of the time, for a neighbour half of that or more",
 		"Move one of them to another GPU, or give each its part with MIG.", false}
-	TakesLink = &Cause{"neighbour_copies", Neighbour, "the link to the host is busy with more than 30 % of what it can move, and a neighbour copies more than it does",
+	TakesLink = &Cause{"neighbour_copies", Neighbour, "the link to the host is busy with more than 30 % of what it can move, and a neighbour copies more",
 		"Move one of them to a GPU on another link.", false}
 	CopyBound = &Cause{"copy_bound", Copy, "the link to the host is busy with more than 30 % of what it can move, while its SM time is below 80 %",
 		"Keep the data on the GPU, copy from pinned memory, and let copies and kernels overlap.", false}
@@ -80,16 +83,17 @@ var (
 		"Profile its CPU side: give the input more workers, and the GPU larger batches or CUDA graphs.", false}
 	TakesMemory = &Cause{"neighbour_memory", Neighbour, "the GPU's memory is over 90 % full, and a neighbour holds more of it than it does",
 		"Move one of them to another GPU, or bound what the neighbour takes.", false}
-	MemoryFull = &Cause{"memory_full", Memory, "the GPU's memory is over 90 % full", "Lower the batch size or the cache fraction, or move a neighbour to another GPU.", false}
-	NotUsed    = &Cause{"not_on_gpu", Idle, "it may use a GPU and has no process on one",
+	MemoryFull = &Cause{"memory_full", Memory, "the GPU's memory is over 90 % full",
+		"Lower the batch size or the cache fraction, or move a neighbour to another GPU.", false}
+	NotUsed = &Cause{"not_on_gpu", Idle, "it may use a GPU and has no process on one",
 		"See its log: whether its program came up, finds a CUDA device and libcuda.so.1, and was built for CUDA.", false}
 	Idling = &Cause{"idle", Idle, "it has a process on the GPU, and in the last minute or longer no work for it",
 		"See what it waits for: requests, input or another rank. When it is not needed, take the GPU away from it or scale the service down.", false}
 )
 
 // Causes are all causes; of those that cost as much, the first is said first.
-var Causes = []*Cause{NoAccess, NotGiven, Lost, XidFatal, Uncorrected, Remap, AllocFailed, XidProgram, XidOther, Hot, Capped, Slowed, LowClocks, TakesSM, TakesBandwidth,
-	TakesLink, CopyBound, HostBound, TakesMemory, MemoryFull, NotUsed, Idling}
+var Causes = []*Cause{NoAccess, NotGiven, Lost, XidFatal, Uncorrected, Remap, AllocFailed, XidProgram, XidOther, Hot, Capped, Slowed, LowClocks,
+	TakesSM, TakesBandwidth, TakesLink, CopyBound, HostBound, TakesMemory, MemoryFull, NotUsed, Idling}
 
 // The Xids that mean a fault of hardware or driver, and those that are a program's own fault as a rule.
 var (

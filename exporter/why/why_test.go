@@ -13,6 +13,7 @@ import (
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
 	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/snapshot/hosttest"
 	"gpu-exporter/exporter/view"
 	"gpu-exporter/exporter/why"
 	"gpu-exporter/nvml/frame"
@@ -389,6 +390,45 @@ func TestHostile(t *testing.T) {
 	}
 	if len(texts(r)) > 2000 {
 		t.Errorf("%d bytes", len(texts(r)))
+	}
+}
+
+// TestGenerated: on hosts of every kind, with all that may go wrong there, each party gets a report of sentences that end, of causes that exist, with no
+// figure that is none.
+func TestGenerated(t *testing.T) {
+	found := 0
+	for seed := range uint64(6) {
+		g, b, h := hosttest.New(seed), snapshot.NewBuilder(snapshot.Config{}), history.New()
+		var s *snapshot.Snapshot
+		for range 120 {
+			for _, in := range g.Step() {
+				b.Apply(in)
+			}
+			s = b.Snapshot(g.Now)
+			h.Add(view.New(s))
+		}
+		v := view.New(s)
+		scene := why.New(v, view.Others(s), h.Past())
+		first := scene.First()
+		for i := range v.Containers {
+			r, err := scene.Ask(v.Containers[i].ID)
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if f := first[v.Containers[i].ID]; (f == nil) != (len(r.Findings) == 0) || f != nil && f.Text != r.Findings[0].Text {
+				t.Errorf("seed %d: the first finding is %v of %s", seed, f, texts(r))
+			}
+			for _, f := range r.Findings {
+				found++
+				known := slices.ContainsFunc(why.Causes, func(c *why.Cause) bool { return c.Name == f.Cause && c.Class.Name == f.Class })
+				if !known || !strings.HasSuffix(f.Text, ".") || f.Seconds > r.Seconds || strings.Contains(texts(r), "NaN") || strings.Contains(texts(r), "%!") {
+					t.Errorf("seed %d: %+v", seed, f)
+				}
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d findings", found)
 	}
 }
 
