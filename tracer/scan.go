@@ -44,15 +44,33 @@ const maxDescriptors = 1 << 16
 // scan looks at the open files of a process. A device is known by its number: neither names nor mounts matter. The error is that of
 // reading /proc/<pid>/fd.
 func scan(root string, r *rules, pid int) (holds, error) {
-	var found holds
-	dir, err := os.Open(root + "/" + strconv.Itoa(pid) + "/fd")
-	if err != nil {
+	process := root + "/" + strconv.Itoa(pid)
+	found, files, err := scanFiles(process+"/fd", r)
+	if err != nil || files > 0 {
 		return found, err
+	}
+	// A first thread that ended before the others has no files any more: they have.
+	for _, tid := range numbers(process + "/task") {
+		if tid == pid {
+			continue
+		}
+		if found, files, err = scanFiles(process+"/task/"+strconv.Itoa(tid)+"/fd", r); files > 0 {
+			return found, err
+		}
+	}
+	return holds{}, nil
+}
+
+// scanFiles looks at a directory of descriptors, and returns how many it has too.
+func scanFiles(path string, r *rules) (found holds, files int, err error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return found, 0, err
 	}
 	defer dir.Close()
 	var denied error
-	seen, read := 0, 0
-	for seen < maxDescriptors {
+	read := 0
+	for files < maxDescriptors {
 		names, err := dir.Readdirnames(256)
 		for _, name := range names {
 			var st unix.Statx_t
@@ -73,15 +91,15 @@ func scan(root string, r *rules, pid int) (holds, error) {
 				found.add(node, d.minor)
 			}
 		}
-		if seen += len(names); err != nil || len(names) == 0 {
+		if files += len(names); err != nil || len(names) == 0 {
 			break
 		}
 	}
 	// The list may be read and nothing that it leads to: that is no process without devices. One file may be closed to us for reasons of its own.
 	if denied != nil && read == 0 {
-		return holds{}, fmt.Errorf("reading the descriptors of process %d: %w", pid, denied)
+		return holds{}, files, fmt.Errorf("reading the descriptors of %s: %w", path, denied)
 	}
-	return found, nil
+	return found, files, nil
 }
 
 // scanned is what a look at one process found.
@@ -92,7 +110,7 @@ type scanned struct {
 
 // scanAll looks at every process, and returns those that hold a device, how many could not be read though they exist, and how many there are.
 func scanAll(root string, r *rules) (found []scanned, hidden, all int) {
-	list := pids(root)
+	list := numbers(root)
 	for _, pid := range list {
 		h, err := scan(root, r, pid)
 		switch {
@@ -105,8 +123,9 @@ func scanAll(root string, r *rules) (found []scanned, hidden, all int) {
 	return found, hidden, len(list)
 }
 
-func pids(root string) []int {
-	dir, err := os.Open(root)
+// numbers lists the numeric names in a directory of /proc: processes, or threads.
+func numbers(path string) []int {
+	dir, err := os.Open(path)
 	if err != nil {
 		return nil
 	}
@@ -114,8 +133,8 @@ func pids(root string) []int {
 	names, _ := dir.Readdirnames(-1) // what could be read
 	var list []int
 	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil && pid > 0 {
-			list = append(list, pid)
+		if n, err := strconv.Atoi(name); err == nil && n > 0 {
+			list = append(list, n)
 		}
 	}
 	return list

@@ -1,8 +1,10 @@
 package tracer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -25,6 +27,12 @@ var devices = []Device{{1, 7, "ctl"}, {1, 5, "gpu"}, {1, 8, "uvm"}}
 
 // testMode is how the tests attach. A kernel that has it takes them in fentry mode too: scripts/test-vm.
 var testMode = cmp.Or(os.Getenv("GPU_EXPORTER_TEST_TRACER"), ModeTracepoint)
+
+func init() {
+	if len(os.Args) > 2 && os.Args[2] == "threads" {
+		runtime.LockOSThread() // the first goroutine stays on the first thread
+	}
+}
 
 // TestMain lets the tests start this program as the process that is traced.
 func TestMain(m *testing.M) {
@@ -209,6 +217,31 @@ func child(args []string) {
 		rmChild(args[1])
 	case "hold": // does nothing with what it was given
 		wait()
+	case "threads": // each of its threads opens a device and calls it; then the first one ends, and the others live on
+		closing := make(chan struct{})
+		for range 8 {
+			go func() {
+				runtime.LockOSThread()
+				fd, err := syscall.Open(args[1], syscall.O_RDWR, 0)
+				if err != nil {
+					panic(err)
+				}
+				_ = unix.IoctlSetInt(fd, 0x4613, 0)
+				os.Stdout.WriteString("called\n")
+				for range closing { // one of them gives it back
+					_ = syscall.Close(fd)
+				}
+			}()
+		}
+		wait()
+		go func() {
+			for text := []byte(nil); !bytes.Contains(text, []byte(") Z ")); {
+				text, _ = os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", os.Getpid())) // of this process
+			}
+			closing <- struct{}{}
+			os.Stdout.WriteString("ended\n")
+		}()
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 	case "dup": // holds a device twice and gives one back
 		fd, _ := syscall.Open(args[1], syscall.O_RDWR, 0)
 		other, _ := syscall.Dup(fd)
@@ -382,6 +415,46 @@ func TestPresence(t *testing.T) {
 			t.Fatal(got)
 		}
 		w.held(cmd.Process.Pid)
+	})
+}
+
+// TestThreads: a process of several threads is one, and it holds its devices until the last thread ends, though its first one ended before.
+func TestThreads(t *testing.T) {
+	w := start(t, nil)
+	cmd, in, lines := startChild(t, nil, "threads", "/dev/zero")
+	for range 8 {
+		if got := lines(); got != "called" {
+			t.Fatal(got)
+		}
+	}
+	pid := cmd.Process.Pid
+	of := func(r *activity.Report) (all int, g activity.Group) {
+		for _, p := range r.Processes {
+			if p.Comm == process1(r, pid).Comm {
+				all++
+			}
+		}
+		i := slices.IndexFunc(r.Groups, func(g activity.Group) bool { return calls("gpu_0x13")(g) > 0 })
+		return all, r.Groups[max(0, i)]
+	}
+	r := w.until("the calls", func(r *activity.Report) bool { return process1(r, pid) != nil && total(r, calls("gpu_0x13")) == 8 })
+	if all, g := of(r); all != 1 || g.Started != 1 || opens("gpu", "ok")(g) < 8 {
+		t.Errorf("%d processes, started %d, opens %v", all, g.Started, g.Opens)
+	}
+	in.Close()
+	if got := lines(); got != "ended" {
+		t.Fatal(got)
+	}
+	time.Sleep(1500 * time.Millisecond) // what it holds is looked at, more than once
+	w.held(pid)
+	start(t, nil).held(pid) // found by looking, too
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.notHeld(pid)
+	w.until("its end", func(r *activity.Report) bool {
+		_, g := 0, r.Groups[max(0, slices.IndexFunc(r.Groups, func(g activity.Group) bool { return calls("gpu_0x13")(g) > 0 }))]
+		return g.Exited["signal"] == 1
 	})
 }
 
