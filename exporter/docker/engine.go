@@ -185,7 +185,7 @@ func (a *api) events(ctx context.Context, since time.Time) (<-chan event, <-chan
 	}
 	raw, rawErrs := a.client.Events(ctx, options)
 	// The engine drops events for a reader that is slow, so there is room for a burst.
-	out, errs := make(chan event, 4096), make(chan error, 1)
+	out, errs := make(chan event, 1024), make(chan error, 1)
 	go func() {
 		for {
 			select {
