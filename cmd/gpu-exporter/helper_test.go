@@ -27,6 +27,9 @@ import (
 var buildDir string // holds the program under test
 
 func TestMain(m *testing.M) {
+	if what := os.Getenv("GPU_EXPORTER_HOSTILE"); what != "" {
+		hostile(what)
+	}
 	dir, err := os.MkdirTemp("", "gpu-exporter-test-*")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"gpu-exporter/exporter/containers"
@@ -265,10 +266,20 @@ func (c *Counts) count(g activity.Group) {
 	for _, o := range g.Opens {
 		n.Opens[OpenKind{o.Node, o.Result}] += o.Count
 	}
+	var unnamed []*activity.Call
 	for i := range g.Calls {
+		if strings.Contains(g.Calls[i].Name, "_0x") {
+			unnamed = append(unnamed, &g.Calls[i])
+			continue
+		}
 		n.Calls[g.Calls[i].Name] = &g.Calls[i]
 	}
 	c.grow(newCounts(), n)
+	for _, call := range unnamed {
+		// The caller chooses the number. Those that the driver has not are one call for each kind of node, or a program could make a thousand series.
+		node, _, _ := strings.Cut(call.Name, "_0x")
+		c.grow(newCounts(), &Counts{Calls: map[string]*activity.Call{node + "_other": call}})
+	}
 }
 
 // grow adds what was counted from last to now. Neither is changed.
