@@ -19,6 +19,7 @@ import (
 
 	"gpu-exporter/tracer/abi"
 	"gpu-exporter/tracer/activity"
+	"gpu-exporter/tracer/entries"
 )
 
 // group is one control group as the kernel side tells them apart, by id.
@@ -45,14 +46,21 @@ type callSum struct {
 	buckets   [32]uint64
 }
 
-func newCounts() *counts {
-	return &counts{exited: map[string]uint64{}, opens: map[openKey]uint64{}, calls: map[string]*callSum{}, failures: map[string]uint64{}}
+// add adds n to what is counted under a key. The maps of counts are made when there is something to count: many groups have nothing in most.
+func add[K comparable](m *map[K]uint64, key K, n uint64) {
+	if *m == nil {
+		*m = map[K]uint64{}
+	}
+	(*m)[key] += n
 }
 
 func (c *counts) call(name string) *callSum {
 	s := c.calls[name]
 	if s == nil {
-		s = &callSum{errors: map[string]uint64{}}
+		s = &callSum{}
+		if c.calls == nil {
+			c.calls = map[string]*callSum{}
+		}
 		c.calls[name] = s
 	}
 	return s
@@ -63,20 +71,20 @@ func (c *counts) add(other *counts) {
 	c.started += other.started
 	c.launches += other.launches
 	for reason, n := range other.exited {
-		c.exited[reason] += n
+		add(&c.exited, reason, n)
 	}
 	for key, n := range other.opens {
-		c.opens[key] += n
+		add(&c.opens, key, n)
 	}
 	for gpu, n := range other.failures {
-		c.failures[gpu] += n
+		add(&c.failures, gpu, n)
 	}
 	for name, from := range other.calls {
 		to := c.call(name)
 		to.count += from.count
 		to.ns += from.ns
 		for status, n := range from.errors {
-			to.errors[status] += n
+			add(&to.errors, status, n)
 		}
 		for i, n := range from.buckets {
 			to.buckets[i] += n
@@ -86,13 +94,7 @@ func (c *counts) add(other *counts) {
 
 // report makes the group of a report.
 func (c *counts) report(path string) activity.Group {
-	g := activity.Group{Cgroup: path, Started: c.started, Launches: c.launches}
-	if len(c.exited) > 0 {
-		g.Exited = c.exited
-	}
-	if len(c.failures) > 0 {
-		g.Failures = c.failures
-	}
+	g := activity.Group{Cgroup: path, Started: c.started, Launches: c.launches, Exited: c.exited, Failures: c.failures}
 	for key, n := range c.opens {
 		g.Opens = append(g.Opens, activity.Open{Node: key.node, Result: key.result, Count: n})
 	}
@@ -100,10 +102,7 @@ func (c *counts) report(path string) activity.Group {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Result, b.Result))
 	})
 	for name, s := range c.calls {
-		call := activity.Call{Name: name, Count: s.count, Seconds: float64(s.ns) / 1e9}
-		if len(s.errors) > 0 {
-			call.Errors = s.errors
-		}
+		call := activity.Call{Name: name, Count: s.count, Seconds: float64(s.ns) / 1e9, Errors: s.errors}
 		last := len(s.buckets)
 		for last > 0 && s.buckets[last-1] == 0 {
 			last--
@@ -118,16 +117,21 @@ func (c *counts) report(path string) activity.Group {
 // groups keeps the counters by control group. Those of the kernel side are read at every tick; what only user space knows is added.
 type groups struct {
 	config *Config
-	maps   map[string]*ebpf.Map
 	byID   map[uint64]*group
 	extra  map[string]*counts // by path: failures, launches, and what groups of an id that is gone had counted
 	v2     int                // descriptor of the unified hierarchy; -1: none
 	walked map[uint64]string  // directories of the hierarchy by inode, as of walkAt
 	walkAt time.Time
+
+	started entries.Reader[uint64, bpfGroupCount]
+	opens   entries.Reader[bpfOpenKey, bpfOpenCount]
+	calls   entries.Reader[bpfCallKey, bpfCallCount]
+	errors  entries.Reader[bpfErrorKey, uint64]
 }
 
 func newGroups(config *Config, maps map[string]*ebpf.Map) *groups {
-	g := &groups{config: config, maps: maps, byID: map[uint64]*group{}, extra: map[string]*counts{}, v2: -1}
+	g := &groups{config: config, byID: map[uint64]*group{}, extra: map[string]*counts{}, v2: -1}
+	g.started.Map, g.opens.Map, g.calls.Map, g.errors.Map = maps[bpfMapGroups], maps[bpfMapOpens], maps[bpfMapCalls], maps[bpfMapErrors]
 	if !config.cgroupV1 {
 		if fd, err := unix.Open(config.CgroupRoot, unix.O_PATH|unix.O_CLOEXEC|unix.O_DIRECTORY, 0); err == nil {
 			g.v2 = fd
@@ -257,6 +261,10 @@ func (g *groups) inode(path string) uint64 {
 // tells whether a process of a group still holds a device.
 func (g *groups) read(now time.Time, used func(id uint64) bool) ([]activity.Group, error) {
 	byID, err := g.kernelCounts()
+	if err != nil {
+		return nil, err
+	}
+	gone := map[uint64]bool{}
 	for id, c := range byID {
 		known := g.byID[id]
 		if known == nil {
@@ -265,49 +273,52 @@ func (g *groups) read(now time.Time, used func(id uint64) bool) ([]activity.Grou
 				known = &group{}
 			}
 		}
-		g.age(id, known, c, now, used)
-	}
-	all := map[string]*counts{}
-	at := func(path string) *counts {
-		if all[path] == nil {
-			all[path] = newCounts()
+		if g.age(id, known, c, now, used) {
+			gone[id] = true
 		}
-		return all[path]
 	}
-	living := map[string]bool{}
+	if len(gone) > 0 {
+		g.forget(gone)
+	}
+	all := map[string]*counts{} // by path
 	for id, c := range byID {
-		if known := g.byID[id]; known != nil {
-			at(known.path).add(c)
-			living[known.path] = true
+		known := g.byID[id]
+		if known == nil {
+			continue
+		}
+		if sum := all[known.path]; sum != nil {
+			sum.add(c)
+		} else {
+			all[known.path] = c
 		}
 	}
 	for path, c := range g.extra {
-		if !living[path] {
+		if sum := all[path]; sum != nil {
+			sum.add(c)
+		} else {
 			delete(g.extra, path)
-			continue
 		}
-		at(path).add(c)
 	}
 	report := make([]activity.Group, 0, len(all))
 	for path, c := range all {
 		report = append(report, c.report(path))
 	}
 	slices.SortFunc(report, func(a, b activity.Group) int { return cmp.Compare(a.Cgroup, b.Cgroup) })
-	return report, err
+	return report, nil
 }
 
-// age looks whether a group is gone, and drops it with its counters after the linger time. Where a younger group has the same path, the
-// counters live on in that one: a counter must not fall.
-func (g *groups) age(id uint64, known *group, c *counts, now time.Time, used func(id uint64) bool) {
+// age looks whether a group is gone, and drops it after the linger time: then it tells so, and the group's counters are to be forgotten. Where a
+// younger group has the same path, they live on in that one: a counter must not fall.
+func (g *groups) age(id uint64, known *group, c *counts, now time.Time, used func(id uint64) bool) bool {
 	switch {
 	case used(id) || g.alive(id, known.path):
 		known.gone = time.Time{}
-		return
+		return false
 	case known.gone.IsZero():
 		known.gone = now
 	}
 	if now.Sub(known.gone) < g.config.Linger {
-		return
+		return false
 	}
 	for other, o := range g.byID {
 		if other != id && o.path == known.path {
@@ -316,60 +327,42 @@ func (g *groups) age(id uint64, known *group, c *counts, now time.Time, used fun
 		}
 	}
 	delete(g.byID, id)
-	g.forget(id)
+	return true
 }
 
 // more returns the counters of a path that only user space has.
 func (g *groups) more(path string) *counts {
 	if g.extra[path] == nil {
 		if len(g.extra) >= maxGroups {
-			return newCounts()
+			return &counts{}
 		}
-		g.extra[path] = newCounts()
+		g.extra[path] = &counts{}
 	}
 	return g.extra[path]
-}
-
-// each calls f for every entry of a map. An entry that is deleted meanwhile makes the walk start again; a walk that never ends is an error.
-func each[K comparable, V any](m *ebpf.Map, f func(K, *V)) error {
-	var key K
-	var value V
-	seen := map[K]bool{}
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		if !seen[key] {
-			seen[key] = true
-			f(key, &value)
-		}
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("reading map %s: %w", m, err)
-	}
-	return nil
 }
 
 func (g *groups) kernelCounts() (map[uint64]*counts, error) {
 	byID := map[uint64]*counts{}
 	at := func(id uint64) *counts {
 		if byID[id] == nil {
-			byID[id] = newCounts()
+			byID[id] = &counts{}
 		}
 		return byID[id]
 	}
 	err := errors.Join(
-		each(g.maps[bpfMapGroups], func(id uint64, v *bpfGroupCount) {
+		g.started.Each(func(id uint64, v *bpfGroupCount) {
 			c := at(id)
 			c.started = v.Started
 			for reason, n := range map[string]uint64{"exit": v.Exited, "error": v.Failed, "signal": v.Killed} {
 				if n > 0 {
-					c.exited[reason] = n
+					add(&c.exited, reason, n)
 				}
 			}
 		}),
-		each(g.maps[bpfMapOpens], func(k bpfOpenKey, v *bpfOpenCount) {
-			at(k.Group).opens[openKey{nodeName(k.Node), abi.ErrnoName(k.Result)}] += v.Count
+		g.opens.Each(func(k bpfOpenKey, v *bpfOpenCount) {
+			add(&at(k.Group).opens, openKey{nodeName(k.Node), abi.ErrnoName(k.Result)}, v.Count)
 		}),
-		each(g.maps[bpfMapCalls], func(k bpfCallKey, v *bpfCallCount) {
+		g.calls.Each(func(k bpfCallKey, v *bpfCallCount) {
 			s := at(k.Group).call(abi.CallName(nodeName(k.Node), k.Nr))
 			s.count += v.Count
 			s.ns += v.Ns
@@ -377,31 +370,19 @@ func (g *groups) kernelCounts() (map[uint64]*counts, error) {
 				s.buckets[i] += n
 			}
 		}),
-		each(g.maps[bpfMapErrors], func(k bpfErrorKey, v *uint64) {
-			at(k.Group).call(abi.CallName(nodeName(k.Node), k.Nr)).errors[abi.StatusName(k.Status)] += *v
+		g.errors.Each(func(k bpfErrorKey, v *uint64) {
+			add(&at(k.Group).call(abi.CallName(nodeName(k.Node), k.Nr)).errors, abi.StatusName(k.Status), *v)
 		}),
 	)
 	return byID, err
 }
 
-// forget deletes the counters of a group. Nobody adds to them any more: the group has no processes.
-func (g *groups) forget(id uint64) {
-	drop(g.maps[bpfMapOpens], func(k bpfOpenKey, _ *bpfOpenCount) bool { return k.Group == id })
-	drop(g.maps[bpfMapCalls], func(k bpfCallKey, _ *bpfCallCount) bool { return k.Group == id })
-	drop(g.maps[bpfMapErrors], func(k bpfErrorKey, _ *uint64) bool { return k.Group == id })
-	drop(g.maps[bpfMapGroups], func(k uint64, _ *bpfGroupCount) bool { return k == id })
-}
-
-func drop[K comparable, V any](m *ebpf.Map, wanted func(K, *V) bool) {
-	var keys []K
-	_ = each(m, func(k K, v *V) { // what could not be read is dropped the next time
-		if wanted(k, v) {
-			keys = append(keys, k)
-		}
-	})
-	for _, k := range keys {
-		_ = m.Delete(k) // gone already is as good
-	}
+// forget deletes the counters of groups. Nobody adds to them any more: the groups have no processes.
+func (g *groups) forget(ids map[uint64]bool) {
+	g.opens.Drop(func(k bpfOpenKey) bool { return ids[k.Group] })
+	g.calls.Drop(func(k bpfCallKey) bool { return ids[k.Group] })
+	g.errors.Drop(func(k bpfErrorKey) bool { return ids[k.Group] })
+	g.started.Drop(func(id uint64) bool { return ids[id] })
 }
 
 // hierarchy tells whether the host's controllers are mounted in version 1, and which one the kernel lists first.

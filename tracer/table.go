@@ -271,7 +271,7 @@ func (r *run) call(e *bpfCallEvent) bool {
 	failure, failed := r.ledger.Apply(event)
 	switch {
 	case failed:
-		r.groups.more(p.Cgroup).failures[uuidText(failure.GPU)]++
+		add(&r.groups.more(p.Cgroup).failures, uuidText(failure.GPU), 1)
 		r.tell(Event{Kind: "oom", PID: pid, Comm: p.Comm, Cgroup: p.Cgroup, UUID: cmp.Or(uuidText(failure.GPU), r.onlyGPU(p)), Size: failure.Size}, e.H.Time)
 	case event.Kind == ledger.Lost:
 		p.FromBirth = false
@@ -402,7 +402,7 @@ func (r *run) reconcile() {
 	r.proc.Forget(func(pid int) bool { return r.processes[pid] != nil })
 	// Holders that ended unseen: the kernel side's own record of them could not be lost, but a process found by a scan that ended before it was
 	// booked would stay.
-	drop(r.kernel.collection.Maps[bpfMapHolders], func(pid uint32, _ *bpfHolder) bool {
+	r.holders.Drop(func(pid uint32) bool {
 		if r.processes[int(pid)] != nil {
 			return false
 		}

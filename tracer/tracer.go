@@ -19,6 +19,7 @@ import (
 	"gpu-exporter/exporter/processes"
 	"gpu-exporter/tracer/abi"
 	"gpu-exporter/tracer/activity"
+	"gpu-exporter/tracer/entries"
 	"gpu-exporter/tracer/ledger"
 	"gpu-exporter/tracer/probes"
 )
@@ -133,6 +134,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		attached:  monotonic(unix.CLOCK_BOOTTIME),
 		scans:     make(chan fullScan, 1),
 	}
+	r.holders.Map = k.collection.Maps[bpfMapHolders]
 	defer r.groups.close()
 	if t.config.Probe {
 		p, err := probes.New(probes.Config{Launches: t.config.Launches, Linger: t.config.Linger, Logger: log, Proc: t.config.ProcRoot})
@@ -230,6 +232,7 @@ type run struct {
 	proc      *processes.Reader
 	ledger    *ledger.Ledger
 	probes    *prober
+	holders   entries.Reader[uint32, bpfHolder]
 	kernelLog *kernelLog // nil where the driver's tracepoint is attached, or there is none
 
 	libraries  []activity.Probe
@@ -453,7 +456,7 @@ func (r *run) readLost() (events bool) {
 		r.lostAll()
 	}
 	// Calls beyond the rate are the loss of the one process that makes so many.
-	_ = each(r.kernel.collection.Maps[bpfMapHolders], func(pid uint32, h *bpfHolder) { // what could not be read is seen at the next tick
+	_ = r.holders.Each(func(pid uint32, h *bpfHolder) { // what could not be read is seen at the next tick
 		p := r.processes[int(pid)]
 		if p == nil {
 			return

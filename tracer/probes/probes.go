@@ -28,6 +28,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"gpu-exporter/tracer/activity"
+	"gpu-exporter/tracer/entries"
 )
 
 // Config says what to probe.
@@ -54,7 +55,8 @@ type Probes struct {
 	attaching sync.Mutex // held while probes are put on, which may take seconds; taken before mu
 	mu        sync.Mutex
 	libraries map[fileID]*library
-	scratch   probesTotals
+	processes entries.Reader[uint32, probesTotals]
+	pointers  entries.Reader[probesPointerKey, uint64]
 }
 
 // fileID tells library files apart, as /proc/<pid>/maps prints them.
@@ -101,6 +103,7 @@ func load(config Config, cookies bool) (*Probes, error) {
 	if err := spec.LoadAndAssign(&p.objects, nil); err != nil {
 		return nil, fmt.Errorf("loading the probe programs: %w", err)
 	}
+	p.processes.Map, p.pointers.Map = p.objects.Processes, p.objects.Pointers
 	return p, nil
 }
 
@@ -301,14 +304,14 @@ func (p *Probes) Totals(all map[int]Totals) map[int]Totals {
 			lib.close() // slow
 		}
 	}()
-	var pid uint32
 	var gone []uint32
-	for entries := p.objects.Processes.Iterate(); entries.Next(&pid, &p.scratch); {
-		t := &p.scratch
+	if err := p.processes.Each(func(pid uint32, t *probesTotals) {
 		all[int(pid)] = Totals{HtoD: t.Htod, DtoH: t.Dtoh, Undecided: t.Undecided, Launches: t.Launches, Allocated: t.Allocated}
 		if !p.alive(int(pid)) {
 			gone = append(gone, pid)
 		}
+	}); err != nil {
+		p.config.Logger.Warn("reading what probes counted", slog.Any("error", err))
 	}
 	p.forget(gone)
 	return all
@@ -327,17 +330,7 @@ func (p *Probes) forget(gone []uint32) {
 	for _, pid := range gone {
 		_ = p.objects.Processes.Delete(pid) // gone already is as good
 	}
-	var key probesPointerKey
-	var size uint64
-	var keys []probesPointerKey
-	for entries := p.objects.Pointers.Iterate(); entries.Next(&key, &size); {
-		if slices.Contains(gone, key.Pid) {
-			keys = append(keys, key)
-		}
-	}
-	for _, key := range keys {
-		_ = p.objects.Pointers.Delete(key)
-	}
+	p.pointers.Drop(func(k probesPointerKey) bool { return slices.Contains(gone, k.Pid) })
 }
 
 // prune takes out the libraries that no living process has mapped for long.
