@@ -135,8 +135,8 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 		if time.Since(began) > 10*time.Second {
 			backoff = w.cfg.BackoffMin
 		}
-		// One that answers and then fails, again and again, is one outage.
-		if time.Since(began) > w.cfg.Timeout {
+		// One that answers and then fails, again and again, is one outage, and so is one that never answers, for as long as that is waited for.
+		if w.source != nil && w.source.Up && time.Since(began) > w.cfg.Timeout {
 			clear(w.logged)
 		}
 		f := diagnose(w.cfg.Host, err)

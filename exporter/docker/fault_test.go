@@ -67,7 +67,7 @@ func TestNoDocker(t *testing.T) {
 			if strings.ContainsAny(st.source.Reason, "\x1b\r\n") {
 				t.Errorf("control characters in the reason %q", st.source.Reason)
 			}
-			time.Sleep(300 * time.Millisecond) // several attempts
+			time.Sleep(800 * time.Millisecond) // several attempts, of the one that is silent too
 			if n := s.lines("level=WARN"); n != 1 {
 				t.Errorf("%d warnings, want 1:\n%s", n, s.logged())
 			}
