@@ -40,17 +40,36 @@ type Config struct {
 type Exporter struct {
 	cfg    Config
 	latest atomic.Pointer[snapshot.Snapshot]
+	worker *worker.Supervisor
+	tracer atomic.Pointer[tracer.Tracer] // nil before Run
 }
 
 // New returns an exporter whose snapshot is empty until Run has inputs.
 func New(c Config) *Exporter {
-	e := &Exporter{cfg: c}
+	e := &Exporter{cfg: c, worker: worker.New(c.Worker)}
 	e.latest.Store(&snapshot.Snapshot{Time: time.Now()})
 	return e
 }
 
 // Latest returns the latest snapshot; never nil.
 func (e *Exporter) Latest() *snapshot.Snapshot { return e.latest.Load() }
+
+// Release lets go of the driver: it ends the worker and detaches from the driver's tracepoint, so that no device, library or module of it is in use by
+// the exporter and the driver can be unloaded or replaced. Until Resume there are no readings of NVML. The error says that a worker could not be ended.
+func (e *Exporter) Release(ctx context.Context) error {
+	if t := e.tracer.Load(); t != nil {
+		t.Release()
+	}
+	return e.worker.Release(ctx)
+}
+
+// Resume undoes Release.
+func (e *Exporter) Resume() {
+	if t := e.tracer.Load(); t != nil {
+		t.Resume()
+	}
+	e.worker.Resume()
+}
 
 // settle is how long changes are gathered before a snapshot is made of them.
 const settle = 2 * time.Millisecond
@@ -70,6 +89,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.tracer.Store(kernel)
 	inputs := make(chan input.Input, 1024)
 	emit := func(in input.Input) {
 		select {
@@ -92,7 +112,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		own := processes.ReadOwn(e.cfg.ProcRoot)
 		emit(input.Input{Time: time.Now().UnixNano(), Host: &input.Host{IP: e.cfg.HostIP, Name: name, Self: []int{os.Getpid()},
 			KernelVersion: own.Kernel, BootID: own.BootID, Capabilities: own.Capabilities}})
-		sources.Go(func() { worker.New(e.cfg.Worker).Run(ctx, emit) })
+		sources.Go(func() { e.worker.Run(ctx, emit) })
 		sources.Go(func() { docker.New(e.cfg.Docker).Run(ctx, emit) })
 		sources.Go(func() { procs.Run(ctx, emit) })
 		sources.Go(func() {

@@ -33,8 +33,9 @@ type Limits struct {
 // kernel holds the programs and maps that are loaded, and what attaches them.
 type kernel struct {
 	collection *ebpf.Collection
-	links      []link.Link // a link that is collected detaches its program
-	xid        *ebpf.Collection
+	links      []link.Link      // a link that is collected detaches its program
+	xid        *ebpf.Collection // nil: not attached to the driver's tracepoint
+	xidLink    link.Link
 }
 
 // programs lists, by mode, what is attached; on_… are common.
@@ -302,8 +303,6 @@ func (k *kernel) close() {
 	for _, l := range k.links {
 		_ = l.Close() // the kernel detaches with the last descriptor
 	}
-	if k.xid != nil {
-		k.xid.Close()
-	}
+	k.detachXid()
 	k.collection.Close()
 }

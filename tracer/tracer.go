@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
@@ -59,7 +60,48 @@ type Config struct {
 }
 
 // Tracer is made by New and does its work in Run.
-type Tracer struct{ config Config }
+type Tracer struct {
+	config Config
+
+	mu       sync.Mutex
+	kernel   *kernel // nil while nothing is attached
+	released bool
+}
+
+// Release lets go of the driver's tracepoint of Xids, which keeps its module in use, until Resume. Nothing else of the tracer holds the driver.
+func (t *Tracer) Release() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.released = true
+	if t.kernel != nil {
+		t.kernel.detachXid()
+	}
+}
+
+// Resume undoes Release, at the next look at the driver: within ten seconds.
+func (t *Tracer) Resume() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.released = false
+}
+
+// use says which kernel's tracepoint Release is about; nil: none any more.
+func (t *Tracer) use(k *kernel) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kernel = k
+}
+
+// attachXid attaches to the driver's tracepoint, unless it is released, and tells whether it is attached.
+func (t *Tracer) attachXid() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var err error
+	if !t.released {
+		err = t.kernel.attachXid()
+	}
+	return t.kernel.xid != nil, err
+}
 
 // New checks the configuration.
 func New(config Config) (*Tracer, error) {
@@ -100,7 +142,7 @@ func New(config Config) (*Tracer, error) {
 		return nil, err
 	}
 	config.cgroupV1, config.controller = hierarchy(config.ProcRoot)
-	return &Tracer{config}, nil
+	return &Tracer{config: config}, nil
 }
 
 // tick is how often a report is made when nothing happens, and how often counters are read.
@@ -115,7 +157,11 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		log.LogAttrs(ctx, slog.LevelInfo, "tracer off", slog.String("reason", reason))
 		return off(ctx, &t.config, reason, emit)
 	}
-	defer k.close()
+	t.use(k)
+	defer func() {
+		t.use(nil)
+		k.close()
+	}()
 	log.LogAttrs(ctx, slog.LevelInfo, "tracer attached", slog.String("mode", mode), slog.String("reason", reason))
 	if t.config.attached != nil {
 		t.config.attached(k)
@@ -125,7 +171,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		return off(ctx, &t.config, "reading events: "+line(err), emit)
 	}
 	r := &run{
-		config: &t.config, kernel: k, emit: emit, mode: mode, reason: reason, log: log,
+		tracer: t, config: &t.config, kernel: k, emit: emit, mode: mode, reason: reason, log: log,
 		groups:    newGroups(&t.config, k.collection.Maps),
 		processes: map[int]*process{},
 		proc:      &processes.Reader{Root: t.config.ProcRoot},
@@ -215,6 +261,7 @@ func monotonic(clock int32) int64 {
 
 // run is the state of one Run. It belongs to one goroutine.
 type run struct {
+	tracer *Tracer
 	config *Config
 	kernel *kernel
 	emit   func(*activity.Report)
@@ -349,11 +396,12 @@ func (r *run) host(now time.Time) {
 		r.gpus, r.gpusComplete = hostGPUs(r.config.driverRoot)
 		r.ledger.SetGPUs(r.gpus)
 	}
-	if err := r.kernel.attachXid(); err != nil {
+	attached, err := r.tracer.attachXid()
+	if err != nil {
 		r.log.Warn("Xid reports are not seen", slog.Any("error", err))
 	}
 	switch {
-	case r.kernel.xid != nil:
+	case attached:
 		r.kernelLog.close()
 		r.kernelLog = nil
 	case r.kernelLog == nil:

@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 // watcher runs a tracer and keeps what it reports.
 type watcher struct {
 	t      *testing.T
+	tracer *Tracer
 	mu     sync.Mutex
 	last   *activity.Report
 	events []Event
@@ -74,6 +75,7 @@ func start(t *testing.T, change func(*Config)) *watcher {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.tracer = tracer
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {

@@ -74,13 +74,22 @@ func (k *kernel) attachXid() error {
 		if err != nil {
 			return fmt.Errorf("loading the Xid program: %w", err)
 		}
-		if err := k.keep(link.Tracepoint("nvidia", "nvidia_dev_xid", xid.Programs[bpfProgOnXid], nil)); err != nil {
+		if k.xidLink, err = link.Tracepoint("nvidia", "nvidia_dev_xid", xid.Programs[bpfProgOnXid], nil); err != nil {
 			xid.Close()
 			return fmt.Errorf("attaching to Xid reports: %w", err)
 		}
 		k.xid = xid
 		return nil
 	})
+}
+
+// detachXid undoes attachXid, so that the driver's module can be unloaded.
+func (k *kernel) detachXid() {
+	if k.xid != nil {
+		_ = k.xidLink.Close() // the kernel detaches with the last descriptor
+		k.xid.Close()
+		k.xid = nil
+	}
 }
 
 // load loads further programs, upon the maps of those that are loaded.

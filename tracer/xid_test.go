@@ -17,29 +17,16 @@ import (
 	"gpu-exporter/tracer/activity"
 )
 
-// TestXidTracepoint has the kernel report Xids at the driver's tracepoint, which the module of scripts/vm-module defines as the driver does. The
-// module comes after the tracer, as a driver does that is loaded late. Each report is told once, with its GPU, number, time, process and text, and
-// counted once by the snapshot; what a text may hold harms nothing.
-func TestXidTracepoint(t *testing.T) {
+// inVM skips a test that needs the module of scripts/vm-module.
+func inVM(t *testing.T) {
+	t.Helper()
 	if os.Getenv("GPU_EXPORTER_TEST_VM") == "" {
 		t.Skip("needs a kernel module: scripts/test-vm")
 	}
-	const bus = "0000:0a:00.0" // as in writeDriver
-	root := t.TempDir()
-	writeDriver(t, root)
-	t.Cleanup(func() { // after the tracer, which holds the module
-		var err error
-		for range 100 { // the kernel lets go a moment after the last descriptor
-			if err = unix.DeleteModule("nvidia_xid", unix.O_NONBLOCK); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EBUSY) {
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if err != nil {
-			t.Errorf("unloading the module: %v", err)
-		}
-	})
-	w := start(t, func(c *Config) { c.driverRoot, c.reconcile = root, 100*time.Millisecond })
+}
+
+func loadModule(t *testing.T) {
+	t.Helper()
 	file, err := os.Open("/lib/nvidia_xid.ko")
 	if err != nil {
 		t.Fatal(err)
@@ -48,6 +35,71 @@ func TestXidTracepoint(t *testing.T) {
 	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// unload unloads the module: the kernel lets go a moment after the last descriptor.
+func unload(t *testing.T) {
+	t.Helper()
+	var err error
+	for range 100 {
+		if err = unix.DeleteModule("nvidia_xid", unix.O_NONBLOCK); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil {
+		t.Errorf("unloading the module: %v", err)
+	}
+}
+
+// TestRelease unloads the driver under a tracer that has been told to let go of it, and loads it again: Xids are seen as soon as it is resumed, not
+// before.
+func TestRelease(t *testing.T) {
+	inVM(t)
+	root := t.TempDir()
+	writeDriver(t, root)
+	t.Cleanup(func() { unload(t) })
+	w := start(t, func(c *Config) { c.driverRoot, c.reconcile = root, 100*time.Millisecond })
+	attached := func() bool {
+		w.tracer.mu.Lock()
+		defer w.tracer.mu.Unlock()
+		return w.tracer.kernel.xid != nil
+	}
+	wait := func() {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !attached(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("it does not attach")
+			}
+		}
+	}
+	loadModule(t)
+	wait()
+	if err := unix.DeleteModule("nvidia_xid", unix.O_NONBLOCK); err == nil {
+		t.Fatal("a tracer that is attached does not hold the module: the test shows nothing")
+	}
+	w.tracer.Release()
+	unload(t)
+	loadModule(t)
+	time.Sleep(5 * tick / 2) // two looks at the driver
+	if attached() {
+		t.Error("it attached while it was released")
+	}
+	w.tracer.Resume()
+	wait()
+}
+
+// TestXidTracepoint has the kernel report Xids at the driver's tracepoint, which the module of scripts/vm-module defines as the driver does. The
+// module comes after the tracer, as a driver does that is loaded late. Each report is told once, with its GPU, number, time, process and text, and
+// counted once by the snapshot; what a text may hold harms nothing.
+func TestXidTracepoint(t *testing.T) {
+	inVM(t)
+	const bus = "0000:0a:00.0" // as in writeDriver
+	root := t.TempDir()
+	writeDriver(t, root)
+	t.Cleanup(func() { unload(t) }) // after the tracer, which holds the module
+	w := start(t, func(c *Config) { c.driverRoot, c.reconcile = root, 100*time.Millisecond })
+	loadModule(t)
 	trigger, err := os.OpenFile("/proc/nvidia_xid", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

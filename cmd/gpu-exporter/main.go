@@ -246,6 +246,9 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	people.Register(mux)
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest(), cfg.Replay != nil) })
+	if cfg.Replay == nil {
+		registerRelease(mux, e, *toolkit.WebConfigFile, logger)
+	}
 	if path != "/" {
 		if err := people.RegisterPage(mux, path, versioninfo.Version); err != nil {
 			return err
