@@ -42,6 +42,7 @@ type device struct {
 	procs   []nvml.ProcessInfo
 	out     frames
 	watched bool        // the event goroutine runs
+	answers atomic.Bool // the last tick had readings
 	asleep  atomic.Bool // what runs beside the ticks must not touch the device
 
 	mu      sync.Mutex
@@ -61,6 +62,7 @@ type frames struct {
 
 func newDevice(p *poller, index int) *device {
 	d := &device{p: p, index: index, refused: map[string]time.Time{}}
+	d.answers.Store(true) // until it was asked
 	d.lib = p.lib.With(nvml.Config{
 		OnEnter: func(name string) {
 			d.mu.Lock()
@@ -98,7 +100,8 @@ func (d *device) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		f := d.tick(d.p.cfg.now())
-		if err := d.failed; gone(err) {
+		d.answers.Store(f.Device.State == frame.StateOK)
+		if err := d.failed; gone(err) && !d.p.answers(time.Now()) {
 			d.p.giveUp(err)
 			return
 		}
@@ -276,7 +279,7 @@ func state(err error) (frame.State, string) {
 	return frame.StateError, err.Error()
 }
 
-// gone says whether an error means that the library as a whole is of no more use to this process.
+// gone says whether an error means that the library as a whole is of no more use to this process, unless it works for another device.
 func gone(err error) bool {
 	return errors.Is(err, nvml.ErrUninitialized) || errors.Is(err, nvml.ErrDriverNotLoaded) || errors.Is(err, nvml.ErrLibRMVersionMismatch)
 }

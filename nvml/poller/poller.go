@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -185,6 +186,14 @@ func (p *poller) deliver(f *frame.Frame) {
 	defer p.mu.Unlock()
 	p.delivered = now
 	p.emit(f)
+}
+
+// answers tells whether the library works for any device, those left out whose call does not return.
+func (p *poller) answers(now time.Time) bool {
+	return slices.ContainsFunc(p.devices, func(d *device) bool {
+		name, since := d.inCall()
+		return d.answers.Load() && (name == "" || now.Sub(since) <= p.cfg.Deadline)
+	})
 }
 
 // giveUp ends Run with err, once.
