@@ -237,6 +237,9 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 
 // withMIG adds the processes that only the MIG devices list.
 func withMIG(list []frame.Process, mig []frame.MIG) []frame.Process {
+	if len(mig) == 0 {
+		return list
+	}
 	whole := map[int]bool{}
 	for _, p := range list {
 		whole[p.PID] = true

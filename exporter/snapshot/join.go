@@ -18,9 +18,9 @@ func (b *Builder) Snapshot(now time.Time) *Snapshot {
 	for _, name := range slices.Sorted(maps.Keys(b.calls)) {
 		s.Calls = append(s.Calls, *b.calls[name])
 	}
-	known := make(map[string]containers.Container, len(b.containers))
-	for _, c := range b.containers {
-		known[c.ID] = c
+	known := make(map[string]*containers.Container, len(b.containers))
+	for i := range b.containers {
+		known[b.containers[i].ID] = &b.containers[i]
 	}
 	self := map[int]bool{}
 	for _, pid := range b.host.Self {
@@ -42,6 +42,11 @@ func (b *Builder) Snapshot(now time.Time) *Snapshot {
 	}
 	used := map[string]map[string]int{} // container id -> device UUID -> processes
 	var gpus []containers.GPU
+	most := len(b.devices)
+	for _, d := range b.devices {
+		most += len(d.workloads)
+	}
+	s.Workloads = make([]Workload, 0, most)
 	for _, i := range slices.Sorted(maps.Keys(b.devices)) {
 		d := b.devices[i]
 		out := d.Device
@@ -162,10 +167,18 @@ func (b *Builder) mismatch(d *device, held map[int]activity.Device) (bytes uint6
 }
 
 // pasts lists what the dropped processes of containers that still run, or still have a process among ws, had counted, and last what all others had.
-func (d *device) pasts(n int, known map[string]containers.Container, ws []Workload) []Workload {
-	names := maps.Clone(known)
+func (d *device) pasts(n int, known map[string]*containers.Container, ws []Workload) []Workload {
+	if len(d.past) == 0 {
+		return nil
+	}
+	names := map[string]containers.Container{}
+	for id := range d.past {
+		if c := known[id]; c != nil {
+			names[id] = *c
+		}
+	}
 	for _, w := range ws {
-		if w.Container.ID != "" {
+		if w.Container.ID != "" && d.past[w.Container.ID] != nil {
 			names[w.Container.ID] = w.Container
 		}
 	}
@@ -200,7 +213,7 @@ func positive[T uint64 | float64](v T) (o frame.Opt[T]) {
 }
 
 // workloads lists the processes of one device, living and lingering, and drops those that are to be shown no more.
-func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]containers.Container, self map[int]bool, held map[int]activity.Device) []Workload {
+func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]*containers.Container, self map[int]bool, held map[int]activity.Device) []Workload {
 	listed := map[int]frame.Process{}
 	if b.fresh(now, d.procsAt, 0) {
 		for _, p := range d.list {
@@ -211,8 +224,7 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 			listed[p.PID] = p
 		}
 	}
-	var out []Workload
-	var keys []key // of out
+	out, keys := make([]Workload, 0, len(d.workloads)+1), make([]key, 0, len(d.workloads)) // and what no process accounts for
 	for _, k := range d.sortedKeys() {
 		w := d.workloads[k]
 		p, inList := listed[k.pid]
@@ -238,17 +250,16 @@ func (b *Builder) workloads(now time.Time, d *device, n int, known map[string]co
 			}
 			w.facts = facts
 		}
-		c, running := known[w.container]
-		switch {
-		case running:
+		c := containers.Container{ID: w.container}
+		switch running := known[w.container]; {
+		case running != nil:
+			c = *running
 			w.named, w.lastContainer = true, c
 		case w.named:
 			c = w.lastContainer
 			if b.sources[input.SourceDocker].Up {
 				alive = false // Docker said that the container ended: its processes are gone or going
 			}
-		default:
-			c = containers.Container{ID: w.container}
 		}
 		if alive {
 			w.goneAt = time.Time{}

@@ -149,11 +149,20 @@ func (b *Builder) held() map[*device]map[int]activity.Device {
 // copies puts down what processes copied since the last report to the first device that each holds: the probes do not tell devices apart.
 func (b *Builder) copies() {
 	seen := make(map[key][2]uint64, len(b.tracer.processes))
+	listed := map[int]*device{} // the first device that NVML lists a process on
+	for _, i := range slices.Backward(slices.Sorted(maps.Keys(b.devices))) {
+		for _, l := range b.devices[i].list {
+			listed[l.PID] = b.devices[i]
+		}
+	}
 	for pid, p := range b.tracer.processes {
 		k := key{pid, p.StartTime}
 		last := b.tracer.copied[k]
 		now := [2]uint64{toDevice: p.HtoD, fromDevice: p.DtoH}
 		d := b.firstDevice(p)
+		if d == nil {
+			d = listed[pid]
+		}
 		if !p.Compute || d == nil {
 			seen[k] = last // for when its device is known
 			continue
@@ -168,15 +177,10 @@ func (b *Builder) copies() {
 	b.tracer.copied = seen
 }
 
-// firstDevice returns the device of a process that the tracer names first, else the first that NVML lists it on.
+// firstDevice returns the device of a process that the tracer names first; nil where it names none that is known.
 func (b *Builder) firstDevice(p *activity.Process) *device {
 	for _, a := range p.Devices {
 		if d := b.deviceOf(a); d != nil {
-			return d
-		}
-	}
-	for _, i := range slices.Sorted(maps.Keys(b.devices)) {
-		if d := b.devices[i]; slices.ContainsFunc(d.list, func(l frame.Process) bool { return l.PID == p.PID }) {
 			return d
 		}
 	}
