@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +24,10 @@ var fromZero = map[string]bool{
 	"gpu_exporter_nvml_restarts_total": true,
 }
 
+// described are the labels that say what a thing is called, not which it is. They may change: a container is renamed, or was counted before Docker
+// told of it. Its counters then go on under other labels, and are no new ones.
+var described = map[string]bool{"gpu_device_name": true, "gpu_pci_bus_id": true, "host_ip": true, "container_name": true, "image_name": true}
+
 // maxScrapers bounds the scrapers that are remembered.
 const maxScrapers = 16
 
@@ -31,7 +36,10 @@ type scrapers struct {
 	g       prometheus.TransactionalGatherer
 	options promhttp.HandlerOpts
 	plain   http.Handler
-	bodies  sync.Pool // of *body
+	bodies  sync.Pool     // of *body
+	waiting chan struct{} // a place for each scrape that waits for making, or holds it; nil: any number may wait
+	making  sync.Mutex    // an answer is made at a time: it takes milliseconds of one processor, and what it is made of is there once
+	untaken atomic.Int64  // bytes of answers that are being written
 
 	mu    sync.Mutex
 	known map[string]*scraper
@@ -44,7 +52,8 @@ type scraper struct {
 	used    time.Time // guarded by scrapers.mu
 
 	mu      sync.Mutex
-	form    int // of workloads in its latest scrape
+	form    int  // of workloads in its latest scrape
+	cut     bool // its latest scrape lacked series
 	scrapes uint64
 	seen    map[string]*uint64 // the series of fromZero, by their latest scrape
 }
@@ -52,8 +61,17 @@ type scraper struct {
 // Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are. Where
 // Gatherer.Detail changes, counters are new that count what was counted before: they have their values at once.
 func Handler(g prometheus.TransactionalGatherer, o promhttp.HandlerOpts) http.Handler {
-	return &scrapers{g: g, options: o, plain: promhttp.HandlerForTransactional(g, o), known: map[string]*scraper{}}
+	s := &scrapers{g: g, known: map[string]*scraper{}}
+	if o.MaxRequestsInFlight > 0 {
+		s.waiting = make(chan struct{}, o.MaxRequestsInFlight)
+		o.MaxRequestsInFlight = 0
+	}
+	s.options, s.plain = o, promhttp.HandlerForTransactional(g, o)
+	return s
 }
+
+// maxUntaken bounds the bytes that wait for readers. An answer for 2000 containers is 10 MB, and who reads slowly may take half a minute.
+const maxUntaken = 64 << 20
 
 // body is an answer that is written in one piece: a dozen calls of the kernel less, and who reads slowly holds no families.
 type body struct {
@@ -73,12 +91,38 @@ func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	b.ResponseWriter, b.status = w, http.StatusOK
 	b.Reset()
-	s.handler(r).ServeHTTP(b, r)
+	size, ok := s.answer(b, r)
+	if !ok {
+		http.Error(w, "too many scrapes at a time, or too much that others have not read yet: try again later", http.StatusServiceUnavailable)
+		return
+	}
+	defer s.untaken.Add(-size)
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(b.status)
 	_, _ = w.Write(b.Bytes()) // who asked is gone
 	b.ResponseWriter = nil
 	s.bodies.Put(b)
+}
+
+// answer makes the answer, unless too many wait for theirs or read theirs slowly. Its size counts as untaken from then on.
+func (s *scrapers) answer(b *body, r *http.Request) (size int64, ok bool) {
+	if s.waiting != nil {
+		select {
+		case s.waiting <- struct{}{}:
+			defer func() { <-s.waiting }()
+		default:
+			return 0, false
+		}
+	}
+	s.making.Lock()
+	defer s.making.Unlock()
+	if s.untaken.Load() >= maxUntaken {
+		return 0, false
+	}
+	s.handler(r).ServeHTTP(b, r)
+	size = int64(b.Len())
+	s.untaken.Add(size)
+	return size, true
 }
 
 // handler returns the handler for who asks.
@@ -121,13 +165,18 @@ var zero = 0.0
 
 // Gather implements prometheus.TransactionalGatherer.
 func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
-	families, done, err := x.g.Gather()
-	x.mu.Lock()
+	x.mu.Lock() // before, so that an older scrape is not taken for a later one
 	defer x.mu.Unlock()
-	if g, ok := x.g.(interface{ Detail() int }); ok {
+	families, done, err := x.g.Gather()
+	wasCut := x.cut
+	if g, ok := x.g.(interface {
+		Detail() int
+		Cut() bool
+	}); ok {
 		if form := g.Detail(); form != x.form {
 			x.form, x.scrapes, x.seen = form, 0, map[string]*uint64{}
 		}
+		x.cut = g.Cut()
 	}
 	x.scrapes++
 	var key []byte
@@ -137,8 +186,13 @@ func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
 		}
 		for _, m := range f.Metric {
 			key = append(key[:0], f.GetName()...)
+			owned := false // by a container or a process
 			for _, l := range m.Label {
+				if described[l.GetName()] {
+					continue
+				}
 				key = append(append(key, 0), l.GetValue()...)
+				owned = owned || (l.GetName() == "container_id" || l.GetName() == "process_pid") && l.GetValue() != ""
 			}
 			last := x.seen[string(key)]
 			isNew := last == nil
@@ -147,7 +201,8 @@ func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
 				x.seen[string(key)] = last
 			}
 			*last = x.scrapes
-			if isNew && x.scrapes > 1 && m.Counter != nil {
+			// What there was no room for before is not new. What no process used of a device's energy counts from when the driver was loaded.
+			if isNew && x.scrapes > 1 && !wasCut && (owned || f.GetName() != "gpu_energy_joules_total") && m.Counter != nil {
 				m.Counter.Value = &zero
 			}
 		}

@@ -20,7 +20,8 @@ type exposition struct {
 	list     []*dto.MetricFamily // what is given out
 	scratch  []string            // of with
 
-	most, sent, leftOut int // series
+	most, sent, leftOut int  // series
+	inOrder             bool // the bound cuts: see each
 	errs                []error
 }
 

@@ -3,6 +3,8 @@
 package metrics
 
 import (
+	"cmp"
+	"iter"
 	"maps"
 	"math"
 	"regexp"
@@ -222,6 +224,7 @@ type Gatherer struct {
 	// The form of workloads in use. It only becomes coarser: counters of the unattributed series would fall were it to go back.
 	detail int
 	since  map[key]snapshot.Workload // see fold
+	cut    bool                      // the latest scrape lacks series that did not fit in its form either
 }
 
 // The forms in which workloads are shown, each with fewer series than the one before.
@@ -251,11 +254,39 @@ func (g *Gatherer) Detail() int {
 	return g.detail
 }
 
+// Cut tells whether the latest scrape lacks series for which there was no room.
+func (g *Gatherer) Cut() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.cut
+}
+
 // opt adds a series unless its value is absent.
 func opt[T int | uint64 | float64](e *exposition, name string, v frame.Opt[T], labels ...string) {
 	if v.OK {
 		e.put(name, float64(v.V), labels...)
 	}
+}
+
+// each goes through a map, where the bound cuts series off in order: what is cut must not be another at each scrape.
+func each[K comparable, V any](e *exposition, m map[K]V, compare func(K, K) int) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) { walk(e.inOrder, m, compare, yield) } // so small that it is inlined and allocates nothing
+}
+
+func walk[K comparable, V any](inOrder bool, m map[K]V, compare func(K, K) int, yield func(K, V) bool) {
+	if !inOrder {
+		maps.All(m)(yield)
+		return
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(m), compare) {
+		if !yield(k, m[k]) {
+			return
+		}
+	}
+}
+
+func byNode(x, y snapshot.OpenKind) int {
+	return cmp.Or(cmp.Compare(x.Node, y.Node), cmp.Compare(x.Result, y.Result))
 }
 
 func truth(b bool) float64 {
@@ -298,6 +329,10 @@ func (g *Gatherer) collect(e *exposition) {
 	}
 	if !fits && g.detail != byDevice {
 		g.detail = byDevice
+		g.series(e, s, g.detail)
+	}
+	if g.cut = e.leftOut > 0; g.cut && !e.inOrder {
+		e.inOrder = true
 		g.series(e, s, g.detail)
 	}
 	sent := e.sent
@@ -361,7 +396,7 @@ func own(e *exposition, s *snapshot.Snapshot) {
 	up := func(name string) float64 { return truth(s.Sources[name].Up) }
 	e.put("gpu_exporter_nvml_up", up(input.SourceNVML))
 	e.put("gpu_exporter_docker_up", up(input.SourceDocker))
-	for reason, n := range s.Sources[input.SourceNVML].Restarts {
+	for reason, n := range each(e, s.Sources[input.SourceNVML].Restarts, cmp.Compare) {
 		e.put("gpu_exporter_nvml_restarts_total", float64(n), reason)
 	}
 	var reconnects uint64
@@ -395,7 +430,7 @@ func own(e *exposition, s *snapshot.Snapshot) {
 		for _, p := range r.Probes { // containers may have their libraries under one name
 			probes[p.Library] = p.Up && (probes[p.Library] || !has(probes, p.Library))
 		}
-		for library, up := range probes {
+		for library, up := range each(e, probes, cmp.Compare) {
 			e.put("gpu_exporter_probe_up", truth(up), library)
 		}
 	}
@@ -423,21 +458,21 @@ func did(e *exposition, s *snapshot.Snapshot, a *snapshot.Activity) {
 	base := []string{containers.ShortID(a.Container.ID), a.Container.Name, a.Container.Image, s.Host.IP}
 	c := a.Counts
 	e.put("gpu_processes_started_total", float64(c.Started), base...)
-	for reason, n := range c.Exited {
+	for reason, n := range each(e, c.Exited, cmp.Compare) {
 		e.put("gpu_processes_exited_total", float64(n), e.with(base, reason)...)
 	}
-	for k, n := range c.Opens {
+	for k, n := range each(e, c.Opens, byNode) {
 		e.put("gpu_device_opens_total", float64(n), e.with(base, k.Node, k.Result)...)
 	}
-	for uuid, n := range c.Failures {
+	for uuid, n := range each(e, c.Failures, cmp.Compare) {
 		e.put("gpu_allocation_failures_total", float64(n), e.with(base, uuid)...)
 	}
 	if c.Launches > 0 {
 		e.put("gpu_kernel_launches_total", float64(c.Launches), base...)
 	}
-	for name, call := range c.Calls {
+	for name, call := range each(e, c.Calls, cmp.Compare) {
 		e.put("gpu_driver_calls_total", float64(call.Count), e.with(base, name)...)
-		for status, n := range call.Errors {
+		for status, n := range each(e, call.Errors, cmp.Compare) {
 			e.put("gpu_driver_call_errors_total", float64(n), e.with(base, name, status)...)
 		}
 	}
@@ -498,12 +533,12 @@ func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []stri
 		mig = map[bool]string{false: "off", true: "on"}[d.Info.MIGMode.V]
 	}
 	e.put("gpu_device_info", 1, l(s.Library.DriverVersion, d.Info.VBIOS, d.Info.Serial, strconv.Itoa(d.Index), minor, d.Info.Architecture, d.Info.CUDACapability, mig)...)
-	for xid, x := range d.Xids {
+	for xid, x := range each(e, d.Xids, cmp.Compare) {
 		n := strconv.FormatUint(xid, 10)
 		e.put("gpu_xid_errors_total", float64(x.Count), l(n)...)
 		e.put("gpu_xid_last_timestamp_seconds", float64(x.Last.UnixMilli())/1000, l(n)...)
 	}
-	for reason, v := range d.Throttled {
+	for reason, v := range each(e, d.Throttled, cmp.Compare) {
 		e.put("gpu_throttle_seconds_total", v, l(reason)...)
 	}
 	opt(e, "gpu_device_pcie_bytes_total", d.PCIeRX, l("host_to_device")...)
@@ -539,7 +574,7 @@ func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []stri
 		opt(e, "gpu_device_decoder_percent", r.Decoder, l()...)
 		opt(e, "gpu_device_jpeg_percent", r.JPEG, l()...)
 		opt(e, "gpu_device_ofa_percent", r.OFA, l()...)
-		for domain, hz := range r.Clocks {
+		for domain, hz := range each(e, r.Clocks, cmp.Compare) {
 			e.put("gpu_clock_hertz", float64(hz), l(domain)...)
 		}
 		if r.Throttle.OK {
@@ -550,14 +585,14 @@ func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []stri
 	}
 	if h := d.Health; h != nil {
 		opt(e, "gpu_bar1_memory_used_bytes", h.BAR1Used, l()...)
-		for k, n := range h.ECC {
+		for k, n := range each(e, h.ECC, cmp.Compare) {
 			typ, severity, _ := strings.Cut(k, "/")
 			e.put("gpu_ecc_errors", float64(n), l(typ, severity)...)
 		}
-		for cause, n := range h.RetiredPages {
+		for cause, n := range each(e, h.RetiredPages, cmp.Compare) {
 			e.put("gpu_retired_pages", float64(n), l(cause)...)
 		}
-		for cause, n := range h.RemappedRows {
+		for cause, n := range each(e, h.RemappedRows, cmp.Compare) {
 			e.put("gpu_remapped_rows", float64(n), l(cause)...)
 		}
 		if h.RemapPending.OK {
@@ -578,7 +613,7 @@ func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []stri
 		link := strconv.Itoa(k.Link)
 		opt(e, "gpu_nvlink_bytes_total", k.RX, l(link, "receive")...)
 		opt(e, "gpu_nvlink_bytes_total", k.TX, l(link, "transmit")...)
-		for typ, n := range k.Errors {
+		for typ, n := range each(e, k.Errors, cmp.Compare) {
 			e.put("gpu_nvlink_errors_total", float64(n), l(link, typ)...)
 		}
 	}
@@ -590,7 +625,7 @@ func device(e *exposition, s *snapshot.Snapshot, d *snapshot.Device, base []stri
 		e.put("gpu_mig_processes", float64(len(m.Processes)), l(m.UUID)...)
 	}
 	if d.GPM != nil {
-		for name, v := range d.GPM.Ratio {
+		for name, v := range each(e, d.GPM.Ratio, cmp.Compare) {
 			e.put("gpu_"+name+"_ratio", v, l()...)
 		}
 	}
@@ -665,7 +700,7 @@ func container(e *exposition, s *snapshot.Snapshot, c *snapshot.Container) {
 			e.put("gpu_container_assigned", 1, e.with(base, a.UUID, string(a.Source))...)
 		}
 	}
-	for uuid, n := range c.Processes {
+	for uuid, n := range each(e, c.Processes, cmp.Compare) {
 		e.put("gpu_container_processes", float64(n), e.with(base, uuid)...)
 	}
 }
