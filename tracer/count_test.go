@@ -453,8 +453,8 @@ func TestRate(t *testing.T) {
 // TestLatency measures how soon an open is visible and an end is.
 func TestLatency(t *testing.T) {
 	w := start(t, nil)
-	var slowest time.Duration
-	for range 10 {
+	var took []time.Duration
+	for range 11 {
 		time.Sleep(60 * time.Millisecond)
 		began := time.Now()
 		fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -462,21 +462,23 @@ func TestLatency(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.held(os.Getpid())
-		slowest = max(slowest, time.Since(began))
+		took = append(took, time.Since(began))
 		unix.Close(fd)
 		w.notHeld(os.Getpid())
 	}
+	slices.Sort(took)
+	median := took[len(took)/2] // what else the machine does may hold one of them up
 	cmd, _, _ := startChild(t, nil, "open", "/dev/zero")
 	w.held(cmd.Process.Pid)
 	began := time.Now()
 	_ = cmd.Process.Kill()
 	w.notHeld(cmd.Process.Pid)
 	gone := time.Since(began)
-	t.Logf("open to visible at most %v, end to gone %v", slowest, gone)
+	t.Logf("open to visible in %v, at most %v; end to gone %v", median, took[len(took)-1], gone)
 	if gone > time.Second {
 		t.Errorf("end to gone: %v", gone)
 	}
-	if slowest > 100*time.Millisecond { // 10 ms where the machine is not busy with other tests
-		t.Errorf("open to visible: %v", slowest)
+	if median > 50*time.Millisecond { // 10 ms where the machine is not busy with other tests
+		t.Errorf("open to visible: %v", took)
 	}
 }
