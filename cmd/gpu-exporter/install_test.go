@@ -7,13 +7,167 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-exporter/exporter/assets"
 	"gpu-exporter/nvml/fake"
 )
+
+// privileges returns what /proc says of the privileges of every thread of a process, of each field all values that are there.
+func privileges(t *testing.T, pid int) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // that thread has ended
+		}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(line, ":")
+			if value = strings.TrimSpace(value); (strings.HasPrefix(name, "Cap") || name == "NoNewPrivs") && !slices.Contains(all[name], value) {
+				all[name] = append(all[name], value)
+			}
+		}
+	}
+	if len(all) == 0 {
+		t.Fatalf("no threads of %d", pid)
+	}
+	return all
+}
+
+// TestLeastPrivilege: started by root with all privileges, neither the exporter nor its worker keeps a capability that its flags do not need, in any
+// thread, nor can it get one back.
+func TestLeastPrivilege(t *testing.T) {
+	gpu := fake.H200(0)
+	hold(&gpu, 0, fake.Process{PID: sleeper(t), Memory: gib})
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	const always = 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYSLOG
+	const traces = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON
+	for name, c := range map[string]struct {
+		flags []string
+		keeps uint64
+	}{
+		"the default":    {nil, always | traces},
+		"no tracer":      {[]string{"--tracer=off"}, always},
+		"a driver root":  {[]string{"--tracer=off", "--driver-root=/./../"}, always | 1<<unix.CAP_SYS_CHROOT},
+		"another socket": {[]string{"--tracer=off", "--docker.host=unix:///none"}, always | 1<<unix.CAP_DAC_OVERRIDE},
+		"a port of root": {[]string{"--tracer=off", "--web.listen-address=127.0.0.1:999"}, always | 1<<unix.CAP_NET_BIND_SERVICE},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, append(c.flags, "--nvml.library="+h.Library)...)
+			s := p.until(t, 20*time.Second, "the GPU and its process", func(s scrape) bool {
+				return s.sum("gpu_up") == 1 && len(s.find("gpu_process_info", "process_name", "sleep")) == 1 && (c.flags != nil || s.sum("gpu_exporter_tracer_up") == 1)
+			})
+			s.want(t, 1, "gpu_exporter_process_visibility", "reason", "ok")
+			kin := descendants(p.cmd.Process.Pid)
+			if len(kin) != 1 {
+				t.Fatalf("children %v, want the worker", kin)
+			}
+			mask, none := fmt.Sprintf("%016x", c.keeps), fmt.Sprintf("%016x", 0)
+			want := map[string]string{"CapInh": none, "CapPrm": mask, "CapEff": mask, "CapBnd": mask, "CapAmb": none, "NoNewPrivs": "1"}
+			for _, pid := range append(kin, p.cmd.Process.Pid) {
+				for name, values := range privileges(t, pid) {
+					if len(values) != 1 || values[0] != want[name] {
+						t.Errorf("process %d (the exporter is %d): %s is %v, want %s", pid, p.cmd.Process.Pid, name, values, want[name])
+					}
+				}
+			}
+			for _, line := range p.complaints() {
+				if !strings.Contains(line, "docker") {
+					t.Errorf("it says %s", line)
+				}
+			}
+			p.stop(t)
+		})
+	}
+}
+
+// TestWithoutCapability takes capabilities away and sees what is missing, as docs/threats.md tells, and that nothing else is.
+func TestWithoutCapability(t *testing.T) {
+	var nobody int
+	const others = 10 // of another user; a host may have some that nobody may look at
+	for range others {
+		cmd := exec.Command("sleep", "600")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		nobody = cmd.Process.Pid
+	}
+	gpu := fake.H200(0)
+	hold(&gpu, 0, fake.Process{PID: nobody, Memory: gib})
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	socket := engine(t, nil, nil)
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		without             string
+		traced, hidden, log bool
+	}{
+		{"", true, false, true},
+		{"bpf", true, false, true}, // CAP_SYS_ADMIN stands for it
+		{"perfmon", true, false, true},
+		{"bpf sys_admin", false, false, true},
+		{"perfmon sys_admin", false, false, true},
+		{"sys_ptrace", true, true, true},
+		{"dac_read_search", true, true, true},
+		{"syslog", true, false, false},
+	}
+	var running []*process
+	for _, tt := range tests {
+		caps := ""
+		for _, c := range []string{"bpf", "perfmon", "sys_admin", "sys_ptrace", "dac_read_search", "syslog"} {
+			if !slices.Contains(strings.Fields(tt.without), c) {
+				caps += ",+" + c
+			}
+		}
+		running = append(running, launch(t, func(c *exec.Cmd) {
+			c.Args = append([]string{"setpriv", "--bounding-set=-all" + caps, "--inh-caps=-all", c.Path}, c.Args[1:]...)
+			c.Path = setpriv
+		}, "--nvml.library="+h.Library, "--docker.host=unix://"+socket))
+	}
+	for i, tt := range tests {
+		p := running[i]
+		p.serving(t)
+		s := p.until(t, 20*time.Second, "without "+tt.without+": the GPU and its process, and a word of the tracer's", func(s scrape) bool {
+			return s.sum("gpu_up") == 1 && len(s["gpu_exporter_tracer_up"]) == 1 && len(s.find("gpu_process_info", "process_name", "sleep")) == 1
+		})
+		if up := s.sum("gpu_exporter_tracer_up") == 1; up != tt.traced {
+			t.Errorf("without %s the tracer is up: %v\n%s", tt.without, up, p.get(t, "/-/ready"))
+		}
+		s.want(t, 1, "gpu_exporter_docker_up")
+		if tt.traced {
+			for deadline := time.Now().Add(5 * time.Second); tt.hidden && !strings.Contains(p.log.String(), "processes are hidden") && time.Now().Before(deadline); {
+				time.Sleep(20 * time.Millisecond)
+			}
+			hidden := 0
+			if m := regexp.MustCompile(`processes are hidden.* processes=(\d+)`).FindStringSubmatch(p.log.String()); m != nil {
+				hidden, _ = strconv.Atoi(m[1])
+			}
+			if (hidden >= others) != tt.hidden {
+				t.Errorf("without %s %d processes are hidden", tt.without, hidden)
+			}
+		}
+		reads := func() bool {
+			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+			return slices.ContainsFunc(files, func(f string) bool { to, _ := os.Readlink(f); return to == "/dev/kmsg" })
+		}
+		if got := reads(); got != tt.log {
+			t.Errorf("without %s it reads the kernel's log: %v", tt.without, got)
+		}
+		p.stop(t)
+	}
+}
 
 // TestUnitCapabilities: with the capabilities of the systemd unit and no others, every source works.
 func TestUnitCapabilities(t *testing.T) {

@@ -231,6 +231,9 @@ const staleAfter = 5 * time.Second
 func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *web.FlagConfig, logger *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if err := confine(needed(cfg, *toolkit.WebListenAddresses)); err != nil {
+		logger.Warn("running with more privileges than needed", "err", err)
+	}
 	e := exporter.New(cfg)
 
 	own := newSelf(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.NewCollector("gpu_exporter"))
