@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"net/http"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
 )
 
 // fromZero are the counters that count from the moment at which the exporter first saw the thing. Prometheus takes the first value that it sees of
@@ -55,7 +57,8 @@ type scraper struct {
 	form    int  // of workloads in its latest scrape
 	cut     bool // its latest scrape lacked series
 	scrapes uint64
-	seen    map[string]*uint64 // the series of fromZero, by their latest scrape
+	wasCut  bool              // and the one before it
+	seen    map[uint64]uint64 // the latest scrape of each series of fromZero, by the hash of what it is
 }
 
 // Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are. Where
@@ -119,23 +122,70 @@ func (s *scrapers) answer(b *body, r *http.Request) (size int64, ok bool) {
 	if s.untaken.Load() >= maxUntaken {
 		return 0, false
 	}
-	s.handler(r).ServeHTTP(b, r)
+	if format, ok := s.textFormat(r); ok {
+		s.text(b, s.asking(r), format)
+	} else {
+		s.handler(r).ServeHTTP(b, r)
+	}
 	size = int64(b.Len())
 	s.untaken.Add(size)
 	return size, true
 }
 
-// handler returns the handler for who asks.
-func (s *scrapers) handler(r *http.Request) http.Handler {
+// textFormat returns the text format that is asked for, false where it is another or a choice of families, which promhttp answers.
+func (s *scrapers) textFormat(r *http.Request) (format expfmt.Format, ok bool) {
+	if _, ours := s.g.(*Gatherer); !ours || r.URL.Query().Has("name[]") {
+		return "", false
+	}
+	accepted := s.options.AcceptedFormats
+	switch {
+	case len(accepted) > 0:
+	case s.options.EnableOpenMetrics:
+		accepted = expfmt.DefaultOpenMetricsAcceptedFormats()
+	default:
+		accepted = expfmt.DefaultAcceptedFormats()
+	}
+	format = expfmt.NegotiateAccept(r.Header, accepted...)
+	kind := format.FormatType()
+	return format, kind == expfmt.TypeTextPlain || kind == expfmt.TypeOpenMetrics
+}
+
+// text answers in a text format, for a scraper or, where it is nil, for others.
+func (s *scrapers) text(b *body, x *scraper, format expfmt.Format) {
+	b.Header().Set("Content-Type", string(format))
+	b.Header().Add("Vary", "Accept")
+	err := s.g.(*Gatherer).text(&writer{out: &b.Buffer, open: format.FormatType() == expfmt.TypeOpenMetrics}, x)
+	if err == nil {
+		return
+	}
+	if s.options.ErrorLog != nil {
+		s.options.ErrorLog.Println("error gathering metrics:", err)
+	}
+	if s.options.ErrorHandling != promhttp.ContinueOnError {
+		b.Reset()
+		http.Error(b, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// asking returns the scraper that asks; nil where it is none.
+func (s *scrapers) asking(r *http.Request) *scraper {
 	// Prometheus sends this header, and so do the agents that scrape in its place. People's programs do not.
 	if r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds") == "" {
-		return s.plain
+		return nil
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		host = r.RemoteAddr
 	}
-	return s.scraper(host + " " + r.UserAgent()).handler
+	return s.scraper(host + " " + r.UserAgent())
+}
+
+// handler returns promhttp's handler for who asks.
+func (s *scrapers) handler(r *http.Request) http.Handler {
+	if x := s.asking(r); x != nil {
+		return x.handler
+	}
+	return s.plain
 }
 
 // scraper returns the scraper of a name, and forgets the one that has not come for longest if there are too many.
@@ -153,7 +203,7 @@ func (s *scrapers) scraper(name string) *scraper {
 			}
 			delete(s.known, oldest)
 		}
-		x = &scraper{g: s.g, seen: map[string]*uint64{}}
+		x = &scraper{g: s.g, seen: map[uint64]uint64{}}
 		x.handler = promhttp.HandlerForTransactional(x, s.options)
 		s.known[name] = x
 	}
@@ -163,54 +213,95 @@ func (s *scrapers) scraper(name string) *scraper {
 
 var zero = 0.0
 
+// begin begins a scrape of what g has just collected.
+func (x *scraper) begin(g any) {
+	x.wasCut = x.cut
+	if g, ok := g.(interface {
+		Detail() int
+		Cut() bool
+	}); ok {
+		if form := g.Detail(); form != x.form {
+			x.form, x.scrapes, x.seen = form, 0, map[uint64]uint64{}
+		}
+		x.cut = g.Cut()
+	}
+	x.scrapes++
+}
+
+// isNew tells whether a counter of fromZero begins with this scrape. It is told apart by its name and those of its labels that say which it is.
+func (x *scraper) isNew(name string, series uint64, owned bool) bool {
+	series = hash(series, name)
+	_, seen := x.seen[series]
+	x.seen[series] = x.scrapes
+	// What there was no room for before is not new. What no process used of a device's energy counts from when the driver was loaded.
+	return !seen && x.scrapes > 1 && !x.wasCut && (owned || name != "gpu_energy_joules_total")
+}
+
+// end forgets the series that this scrape did not have.
+func (x *scraper) end() {
+	for k, last := range x.seen {
+		if last != x.scrapes {
+			delete(x.seen, k)
+		}
+	}
+}
+
+// identity adds a label to the hash of what a series is, and tells whether it says that the series is a container's or a process's.
+func identity(h uint64, name, value string) (_ uint64, owned bool) {
+	if described[name] {
+		return h, false
+	}
+	return hash(h, value), (name == "container_id" || name == "process_pid") && value != ""
+}
+
 // Gather implements prometheus.TransactionalGatherer.
 func (x *scraper) Gather() ([]*dto.MetricFamily, func(), error) {
 	x.mu.Lock() // before, so that an older scrape is not taken for a later one
 	defer x.mu.Unlock()
 	families, done, err := x.g.Gather()
-	wasCut := x.cut
-	if g, ok := x.g.(interface {
-		Detail() int
-		Cut() bool
-	}); ok {
-		if form := g.Detail(); form != x.form {
-			x.form, x.scrapes, x.seen = form, 0, map[string]*uint64{}
-		}
-		x.cut = g.Cut()
-	}
-	x.scrapes++
-	var key []byte
+	x.begin(x.g)
+	defer x.end()
 	for _, f := range families {
 		if !fromZero[f.GetName()] {
 			continue
 		}
 		for _, m := range f.Metric {
-			key = append(key[:0], f.GetName()...)
-			owned := false // by a container or a process
+			series, owned := uint64(0), false
 			for _, l := range m.Label {
-				if described[l.GetName()] {
-					continue
-				}
-				key = append(append(key, 0), l.GetValue()...)
-				owned = owned || (l.GetName() == "container_id" || l.GetName() == "process_pid") && l.GetValue() != ""
+				var own bool
+				series, own = identity(series, l.GetName(), l.GetValue())
+				owned = owned || own
 			}
-			last := x.seen[string(key)]
-			isNew := last == nil
-			if isNew {
-				last = new(uint64)
-				x.seen[string(key)] = last
-			}
-			*last = x.scrapes
-			// What there was no room for before is not new. What no process used of a device's energy counts from when the driver was loaded.
-			if isNew && x.scrapes > 1 && !wasCut && (owned || f.GetName() != "gpu_energy_joules_total") && m.Counter != nil {
+			if x.isNew(f.GetName(), series, owned) && m.Counter != nil {
 				m.Counter.Value = &zero
 			}
 		}
 	}
-	for k, last := range x.seen {
-		if *last != x.scrapes {
-			delete(x.seen, k)
-		}
-	}
 	return families, done, err
+}
+
+// text writes the latest snapshot for a scraper; nil: for others.
+func (g *Gatherer) text(w *writer, x *scraper) error {
+	e := g.texts.Swap(nil)
+	if e == nil {
+		e = newExposition(g.o, true)
+	}
+	defer g.texts.Store(e)
+	if x != nil {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+	}
+	g.collect(e)
+	var more []*dto.MetricFamily
+	if g.o.More != nil {
+		more = g.o.More()
+	}
+	w.e = e
+	if x != nil {
+		x.begin(g)
+		defer x.end()
+		w.isNew = x.isNew
+	}
+	w.all(more)
+	return errors.Join(e.errs...)
 }

@@ -19,6 +19,7 @@ type exposition struct {
 	byName   map[string]*series
 	list     []*dto.MetricFamily // what is given out
 	scratch  []string            // of with
+	text     *rows               // for the text formats; nil: for others
 
 	most, sent, leftOut int  // series
 	inOrder             bool // the bound cuts: see each
@@ -33,6 +34,12 @@ type series struct {
 	metrics []*metric
 	n       int // how many of them this scrape has so far
 	out     *dto.MetricFamily
+
+	// For the text formats.
+	number        int    // of the family
+	labelHash     uint64 // of the labels' names
+	samples       []sample
+	distributions []distribution
 }
 
 // metric is one of them, of a histogram all.
@@ -42,8 +49,11 @@ type metric struct {
 	of    *snapshot.Histogram // what the histogram was made of
 }
 
-func newExposition(o Options) *exposition {
+func newExposition(o Options, inText bool) *exposition {
 	e := &exposition{byName: map[string]*series{}, most: o.MaxSeries}
+	if inText {
+		e.text = &rows{}
+	}
 	for i := range families {
 		f := &families[i]
 		if o.Include != nil && !o.Include.MatchString(f.name) || o.Exclude != nil && o.Exclude.MatchString(f.name) {
@@ -63,9 +73,10 @@ func newExposition(o Options) *exposition {
 }
 
 func (e *exposition) add(f *family, labels []string) {
-	s := &series{family: f, labels: labels, out: &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: f.kind().Enum()}}
-	for i := range labels {
+	s := &series{family: f, labels: labels, number: len(e.families), out: &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: f.kind().Enum()}}
+	for i, name := range labels {
 		s.order = append(s.order, i)
+		s.labelHash = hash(s.labelHash, name)
 	}
 	slices.SortFunc(s.order, func(i, j int) int { return cmp.Compare(labels[i], labels[j]) })
 	e.families = append(e.families, s)
@@ -75,7 +86,10 @@ func (e *exposition) add(f *family, labels []string) {
 // begin forgets the series of the last scrape, but not what they are made of.
 func (e *exposition) begin() {
 	for _, s := range e.families {
-		s.n = 0
+		s.n, s.samples, s.distributions = 0, s.samples[:0], s.distributions[:0]
+	}
+	if e.text != nil {
+		e.text.begin()
 	}
 	e.sent, e.leftOut, e.errs = 0, 0, nil
 }
@@ -86,8 +100,8 @@ func (e *exposition) with(base []string, more ...string) []string {
 	return e.scratch
 }
 
-// next returns the next metric of a family, with its labels, which makes n series: nil where the family is left out or the bound is reached.
-func (e *exposition) next(name string, n int, labels []string) *metric {
+// take returns a family that gets n more series: nil where it is left out or the bound is reached.
+func (e *exposition) take(name string, n int) *series {
 	s := e.byName[name]
 	if s == nil {
 		return nil
@@ -97,6 +111,11 @@ func (e *exposition) next(name string, n int, labels []string) *metric {
 		return nil
 	}
 	e.sent += n
+	return s
+}
+
+// next returns the next metric of a family, with its labels.
+func (s *series) next(labels []string) *metric {
 	if s.n == len(s.metrics) {
 		s.metrics = append(s.metrics, s.blank())
 	}
@@ -133,28 +152,54 @@ func (s *series) blank() *metric {
 
 // put adds one series.
 func (e *exposition) put(name string, v float64, labels ...string) {
-	m := e.next(name, 1, labels)
-	switch {
-	case m == nil:
-	case m.Counter != nil:
+	s := e.take(name, 1)
+	if s == nil {
+		return
+	}
+	if e.text != nil {
+		if id, ok := e.row(s, labels); ok {
+			s.samples = append(s.samples, sample{id, v})
+		}
+		return
+	}
+	if m := s.next(labels); m.Counter != nil {
 		m.value = v
 		m.Counter.Value = &m.value // which a scraper of its own may have replaced by 0
-	default:
+	} else {
 		*m.Gauge.Value = v
 	}
 }
 
 // summary adds a summary of a count and a sum: two series.
 func (e *exposition) summary(name string, count uint64, sum float64, labels ...string) {
-	if m := e.next(name, 2, labels); m != nil {
+	s := e.take(name, 2)
+	switch {
+	case s == nil:
+	case e.text != nil:
+		e.distribution(s, nil, nil, count, sum, labels)
+	default:
+		m := s.next(labels)
 		*m.Summary.SampleCount, *m.Summary.SampleSum = count, sum
 	}
 }
 
 // buckets adds a classic histogram: a series per bucket, +Inf, sum and count. counts are cumulative, by bound.
 func (e *exposition) buckets(name string, bounds []float64, counts []uint64, count uint64, sum float64, labels ...string) {
-	if m := e.next(name, len(bounds)+3, labels); m != nil {
-		classic(m.Histogram, bounds, counts, count, sum)
+	s := e.take(name, len(bounds)+3)
+	switch {
+	case s == nil:
+	case e.text != nil:
+		e.distribution(s, bounds, counts, count, sum, labels)
+	default:
+		classic(s.next(labels).Histogram, bounds, counts, count, sum)
+	}
+}
+
+// distribution adds a summary or a histogram to a text.
+func (e *exposition) distribution(s *series, bounds []float64, counts []uint64, count uint64, sum float64, labels []string) {
+	if id, ok := e.row(s, labels); ok {
+		s.distributions = append(s.distributions, distribution{row: id, from: len(e.text.counts), bounds: bounds, count: count, sum: sum})
+		e.text.counts = append(e.text.counts, counts...)
 	}
 }
 
@@ -163,14 +208,24 @@ func (e *exposition) histogram(name string, h *snapshot.Histogram, labels ...str
 	if h == nil {
 		return
 	}
-	m := e.next(name, len(h.Bounds)+3, labels)
-	if m == nil || m.of == h {
+	s := e.take(name, len(h.Bounds)+3)
+	if s == nil {
 		return
 	}
-	m.of = h
+	var m *metric
+	if e.text == nil {
+		if m = s.next(labels); m.of == h {
+			return
+		}
+		m.of = h
+	}
 	counts := slices.Clone(h.Buckets)
 	for i := range counts[1:] {
 		counts[i+1] += counts[i]
+	}
+	if e.text != nil {
+		e.distribution(s, h.Bounds, counts[:len(h.Bounds)], h.Count, h.Sum, labels)
+		return
 	}
 	if err := native(m.Histogram, h); err != nil {
 		e.errs = append(e.errs, fmt.Errorf("%s: %w", name, err))

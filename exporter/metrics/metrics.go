@@ -219,6 +219,7 @@ type Gatherer struct {
 	age    func(*snapshot.Snapshot) float64
 	o      Options
 	idle   atomic.Pointer[exposition] // of a scrape that is over; nil: none has been, or others use theirs
+	texts  atomic.Pointer[exposition] // the same, for the text formats
 
 	mu sync.Mutex
 	// The form of workloads in use. It only becomes coarser: counters of the unattributed series would fall were it to go back.
@@ -300,7 +301,7 @@ func truth(b bool) float64 {
 func (g *Gatherer) Gather() (list []*dto.MetricFamily, done func(), err error) {
 	e := g.idle.Swap(nil)
 	if e == nil {
-		e = newExposition(g.o)
+		e = newExposition(g.o, false)
 	}
 	g.collect(e)
 	list, err = e.finish()
