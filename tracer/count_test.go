@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,6 +49,7 @@ func TestMillionCalls(t *testing.T) {
 		unrelated, float64(traced)/float64(bare), float64(unrelated)/float64(getppid))
 	w.until("the calls so far", func(r *activity.Report) bool { return total(r, calls("ctl_0x11")) == 200_000 })
 	var group sync.WaitGroup
+	began := time.Now()
 	for range threads {
 		group.Go(func() {
 			runtime.LockOSThread()
@@ -56,6 +58,7 @@ func TestMillionCalls(t *testing.T) {
 		})
 	}
 	group.Wait()
+	t.Logf("%.0f traced calls a second", threads*each/time.Since(began).Seconds())
 	const want = 200_000 + threads*each
 	r := w.until("every call", func(r *activity.Report) bool { return total(r, calls("ctl_0x11")) == want })
 	for _, g := range r.Groups {
@@ -448,6 +451,46 @@ func TestRate(t *testing.T) {
 		t.Errorf("%d records", r.Events)
 	}
 	w.notHeld(os.Getpid()) // though its last closes had no record
+}
+
+// TestStorm is about a process that opens and closes a device 100000 times a second: every open is counted, and what it costs user space does not
+// grow with their number: at most 5 % of a core.
+func TestStorm(t *testing.T) {
+	n := 100_000
+	emulated := os.Getenv("GPU_EXPORTER_TEST_TRACER") != "" // scripts/test-vm: a processor in software
+	if emulated {
+		n = 10_000
+	}
+	w := start(t, nil)
+	time.Sleep(100 * time.Millisecond)
+	cmd, in, lines := startChild(t, nil, "storm", "/dev/full", strconv.Itoa(n))
+	cpu := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before, began := cpu(), time.Now()
+	in.Close()
+	took, err := time.ParseDuration(lines())
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, elapsed := cpu()-before, time.Since(began)
+	r := w.until("every open", func(r *activity.Report) bool { return total(r, opens("ctl", "ok")) == uint64(n) })
+	t.Logf("%.0f opens and closes a second: %d records, %.1f %% of a core in user space", float64(n)/took.Seconds(), r.Events, 100*used.Seconds()/elapsed.Seconds())
+	if most := uint64(1200 * (elapsed.Seconds() + 2)); r.Events > most { // 512 opens a second, their closes
+		t.Errorf("%d records in %v", r.Events, elapsed)
+	}
+	if used > elapsed/20+10*time.Millisecond && !emulated {
+		t.Errorf("%v of CPU in %v", used, elapsed)
+	}
+	if n := r.Lost["ringbuf"] + r.Lost["map_opens"] + r.Lost["map_holders"]; n > 0 {
+		t.Errorf("lost %v", r.Lost)
+	}
+	_ = cmd.Process.Kill()
+	w.notHeld(cmd.Process.Pid)
 }
 
 // TestLatency measures how soon an open is visible and an end is.

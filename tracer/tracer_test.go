@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -181,6 +182,25 @@ func child(args []string) {
 		}
 		wait()
 		f.Close()
+	case "storm": // opens and closes a device so many times, at 100000 a second or as fast as it can
+		n, err := strconv.Atoi(args[2])
+		if err != nil {
+			panic(err)
+		}
+		wait()
+		began := time.Now()
+		for i := range n {
+			fd, err := syscall.Open(args[1], syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+			if err != nil {
+				panic(err)
+			}
+			syscall.Close(fd)
+			if i%1000 == 999 {
+				time.Sleep(time.Until(began.Add(time.Duration(i) * 10 * time.Microsecond)))
+			}
+		}
+		os.Stdout.WriteString(time.Since(began).String() + "\n")
+		wait()
 	case "exit": // opens and ends with a status, or a signal
 		if _, err := syscall.Open(args[1], syscall.O_RDONLY, 0); err != nil {
 			panic(err)
