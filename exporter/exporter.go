@@ -47,7 +47,7 @@ type Exporter struct {
 // New returns an exporter whose snapshot is empty until Run has inputs.
 func New(c Config) *Exporter {
 	e := &Exporter{cfg: c, worker: worker.New(c.Worker)}
-	e.latest.Store(&snapshot.Snapshot{Time: time.Now()})
+	e.latest.Store(&snapshot.Snapshot{Time: time.Now(), Recorded: c.Replay != nil})
 	return e
 }
 
@@ -128,6 +128,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 	}
 
 	cfg := e.cfg.Snapshot
+	cfg.Recorded = e.cfg.Replay != nil
 	cfg.OnXid = func(x snapshot.XidReport) { logXid(e.cfg.Logger, x) }
 	b := snapshot.NewBuilder(cfg)
 	tick := time.NewTicker(time.Second) // readings age though nothing comes

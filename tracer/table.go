@@ -420,7 +420,7 @@ func (r *run) merge(all fullScan) {
 		if all.hidden > all.all/8 { // no single process that guards itself: CAP_SYS_PTRACE is missing (kernel threads count among all)
 			level = slog.LevelWarn
 		}
-		r.log.Log(context.Background(), level, "processes are hidden: which of them hold a device is seen at their next call", slog.Int("processes", all.hidden))
+		r.log.Log(context.Background(), level, "open files of some processes cannot be read: which of them hold a device is seen at their next call", slog.Int("processes", all.hidden))
 	}
 	found := map[int]bool{}
 	for _, s := range all.found {

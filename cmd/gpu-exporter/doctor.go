@@ -19,13 +19,13 @@ import (
 	"gpu-exporter/exporter/input"
 )
 
-// maxEvidence bounds a line for people; the JSON has all of it.
-const maxEvidence = 300
+// maxReason bounds a reason on a line for people; the JSON has all of it.
+const maxReason = 300
 
 func doctorCommand(app *kingpin.Application) command {
 	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. "+
 		"Exit code 0: nothing; 1: warnings; 2: something is broken.")
-	from := addSourceFlags(c)
+	from := addSourceFlags(c, sampled)
 	asJSON := c.Flag("json", "The findings as JSON.").Bool()
 	return command{"doctor", func(cfg exporter.Config) error {
 		if cfg.Replay != nil {
@@ -59,11 +59,7 @@ func doctorCommand(app *kingpin.Application) command {
 			}
 		} else {
 			for _, f := range report.Findings {
-				evidence := containers.Clean(f.Evidence, maxEvidence)
-				if evidence != f.Evidence {
-					evidence += "…"
-				}
-				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, evidence)
+				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, containers.Cut(f.Evidence, maxReason))
 				if f.Advice != "" {
 					fmt.Fprintf(out, "%22s do: %s\n", "", f.Advice)
 				}

@@ -26,7 +26,7 @@ func TestDoctor(t *testing.T) {
 	if r.code != 1 || r.stderr != "" {
 		t.Errorf("%+v, want exit code 1: no Docker is a warning", r)
 	}
-	for _, line := range []string{`ok       exporter      it answers at http://127\.0\.0\.1:\d+`, `ok       nvml          version 13\.580\.159\.04, 1 GPUs`,
+	for _, line := range []string{`warning  exporter      it answers at http://127\.0\.0\.1:\d+, and serves a recording`, `ok       nvml          version 13\.580\.159\.04, GPUs: 1`,
 		`warning  docker        no Docker here: .*/none does not exist\n +do: mount the socket.*`} {
 		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(r.stdout) {
 			t.Errorf("%+v lacks %s", r, line)

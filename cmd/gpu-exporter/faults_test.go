@@ -276,7 +276,7 @@ func TestTwoExporters(t *testing.T) {
 	}
 	third := exec.Command(program(t), append(flags, "--web.listen-address="+both[0].address)...)
 	out, err := third.CombinedOutput()
-	if err == nil || third.ProcessState.ExitCode() != 1 || strings.Count(string(out), "address already in use") != 1 {
+	if err == nil || third.ProcessState.ExitCode() != 1 || strings.Count(string(out), "address already in use; --web.listen-address=:9401 takes another port\n") != 1 {
 		t.Errorf("on a port that is taken: %v\n%s", err, out)
 	}
 	if err := exec.Command("head", "-c", "1", "/dev/full").Run(); err != nil {

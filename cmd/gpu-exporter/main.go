@@ -105,11 +105,11 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
 		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
 		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
+		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
 		perPID    = serving.Flag("metrics.processes", "A series per process: true, or false: processes are summed into their containers.").Default("true").Enum("true", "false")
 		valueLbls = serving.Flag("metrics.value-labels", "Add temperature, power, memory used and memory total as labels to gpu_utilization_percent. "+
 			"Every change of one makes a new series: thousands per process and day. Off unless something depends on it.").Bool()
 		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape. Where it bites, processes are summed into their containers, and if that is not enough containers into their GPU, until the restart. 0: no bound.").Default("100000").Int()
-		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
 		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
 		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()
 		logConfig = &promslog.Config{}
@@ -118,7 +118,7 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 	promslogflag.AddFlags(app, logConfig)
 	chosen, err := parse(app, args)
 	if err != nil {
-		return usageError{err}
+		return usageError{fmt.Errorf("%w; see gpu-exporter --help", err)}
 	}
 	logger := promslog.New(logConfig)
 
@@ -248,7 +248,7 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	people := page.New(e.Latest)
 	people.Register(mux)
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
-	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest(), cfg.Replay != nil) })
+	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) { ready(w, e.Latest()) })
 	if cfg.Replay == nil {
 		registerRelease(mux, e, *toolkit.WebConfigFile, logger)
 	}
@@ -278,6 +278,9 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; --web.listen-address=:9401 takes another port", err)
+		}
 		stop()
 	}
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
@@ -303,14 +306,14 @@ func (l scrapeLog) Println(v ...any) {
 }
 
 // ready answers 200 while the snapshot is fresh. Which sources it lacks is said in the body: they are states, not faults of the exporter.
-func ready(w http.ResponseWriter, s *snapshot.Snapshot, recorded bool) {
+func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 	if age := time.Since(s.Time); age > staleAfter {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		fmt.Fprintf(w, "not ready: the last snapshot is %.0f s old\n", age.Seconds())
 	} else {
 		fmt.Fprintln(w, "ready")
 	}
-	if recorded {
+	if s.Recorded {
 		fmt.Fprintln(w, "this is a recording, not this host")
 	}
 	for _, name := range []string{input.SourceNVML, input.SourceDocker} {
@@ -328,7 +331,7 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot, recorded bool) {
 		fmt.Fprintf(w, "tracer: up, with %s\n", r.Mode)
 	case s.TracerUp:
 		fmt.Fprintf(w, "tracer: up, with %s; no memory from kernel events: %s\n", r.Mode, r.LedgerReason)
-	case r == nil && recorded:
+	case r == nil && s.Recorded:
 		fmt.Fprintln(w, "tracer: not in the recording")
 	case r == nil:
 		fmt.Fprintln(w, "tracer: starting")

@@ -30,7 +30,7 @@ const (
 
 func psCommand(app *kingpin.Application) command {
 	c := app.Command("ps", "Show once which containers and processes are on which GPU. Exit code 1: none is; 2: the GPUs cannot be seen.")
-	from := addSourceFlags(c)
+	from := addSourceFlags(c, sampled)
 	asJSON := c.Flag("json", "The snapshot as JSON, as /api/v1/snapshot has it.").Bool()
 	sort, filter := addOrderFlags(c)
 	return command{"ps", func(cfg exporter.Config) error {
@@ -97,14 +97,17 @@ func printText(w io.Writer, s *view.Snapshot, sort, filter string) {
 	}
 }
 
-// complain says which sources are down: it is why names or figures are missing.
+// complain says which sources are down, which is why names or figures are missing, and that an exporter serves a recording.
 func complain(w io.Writer, s *view.Snapshot) {
+	if s.Recorded {
+		fmt.Fprintln(w, "gpu-exporter: this is a recording, not a host")
+	}
 	if !slices.ContainsFunc(s.Sources, func(src view.Source) bool { return src.Name == input.SourceNVML }) {
 		fmt.Fprintln(w, "gpu-exporter: nvml is down: it has not answered yet")
 	}
 	for _, src := range s.Sources {
 		if !src.Up {
-			fmt.Fprintf(w, "gpu-exporter: %s is down: %s\n", table.Safe(src.Name, 40), containers.Clean(src.Reason, 300))
+			fmt.Fprintf(w, "gpu-exporter: %s is down: %s\n", table.Safe(src.Name, 40), containers.Cut(src.Reason, maxReason))
 		}
 	}
 }

@@ -83,7 +83,8 @@ func TestPsURL(t *testing.T) {
 	p := start(t, "--replay=demo")
 	p.until(t, 30*time.Second, "a process", func(s scrape) bool { return len(s.find("gpu_memory_used_bytes", "container_name", "notebook")) == 1 })
 	url := "--url=http://" + p.address
-	if r := ran(t, "ps", url); r.code != 0 || !regexp.MustCompile(`(?m)^ +0 +notebook +a8067bc45d21 +team/notebook:7 +668 .*/w/notebook\.py$`).MatchString(r.stdout) {
+	if r := ran(t, "ps", url); r.code != 0 || !regexp.MustCompile(`(?m)^ +0 +notebook +a8067bc45d21 +team/notebook:7 +668 .*/w/notebook\.py$`).MatchString(r.stdout) ||
+		r.stderr != "gpu-exporter: this is a recording, not a host\n" {
 		t.Errorf("%+v", r)
 	}
 	r := ran(t, "ps", "--json", url)
@@ -140,7 +141,7 @@ func TestPsFails(t *testing.T) {
 	ran(t, "ps", "--url.ca-file=/no/such").oneLine(t, 2, "no such file")
 	ran(t, "ps", "--sort=size").oneLine(t, 2, "gpu,util,max,mem")
 	none := filepath.Join(t.TempDir(), "none")
-	ran(t, "ps", "--nvml.library="+none, "--docker.host=unix://"+none).oneLine(t, 2, "this host cannot be sampled: ")
+	ran(t, "ps", "--nvml.library="+none, "--docker.host=unix://"+none).oneLine(t, 2, "; gpu-exporter doctor says what to do")
 }
 
 // TestPsIdle: GPUs on which nothing runs are exit code 1, and the table is there.

@@ -52,9 +52,13 @@ const (
 	urlVariable = "GPU_EXPORTER_URL" // instead of --url: a command line is seen by all
 )
 
-func addSourceFlags(c *kingpin.CmdClause) *sourceFlags {
+// sampled is the help of a command that can do without a running exporter.
+const sampled = " When none answers at the default, this host is sampled."
+
+// addSourceFlags adds them to a command; more ends the help of the first.
+func addSourceFlags(c *kingpin.CmdClause, more string) *sourceFlags {
 	f := &sourceFlags{}
-	f.url = c.Flag("url", "A running exporter to read, with USER:PASSWORD@ before the host for basic auth. When none answers at the default, this host is sampled.").
+	f.url = c.Flag("url", "A running exporter to read, with USER:PASSWORD@ before the host for basic auth."+more).
 		Envar(urlVariable).Default(defaultURL).IsSetByUser(&f.named).String()
 	f.authority = c.Flag("url.ca-file", "Certificates, in PEM, of the authority that signed the exporter's; the system's when empty.").String()
 	return f
@@ -127,7 +131,8 @@ func (s *source) settled(ctx context.Context) error {
 	}
 	nvml := s.local.Latest().Sources[input.SourceNVML]
 	if !nvml.Up {
-		return unseenError{fmt.Errorf("no exporter answers at %s, and this host cannot be sampled: %s", defaultURL, containers.Clean(nvml.Reason, 300))}
+		return unseenError{fmt.Errorf("no exporter answers at %s, and this host cannot be sampled: %s; gpu-exporter doctor says what to do", defaultURL,
+			containers.Cut(nvml.Reason, maxReason))}
 	}
 	return nil
 }

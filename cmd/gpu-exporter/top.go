@@ -22,7 +22,7 @@ const sparkPoints = 30
 
 func topCommand(app *kingpin.Application) command {
 	c := app.Command("top", "Show live which containers and processes are on which GPU. Plain text, again and again, when the output is no terminal.")
-	from := addSourceFlags(c)
+	from := addSourceFlags(c, sampled)
 	sort, filter := addOrderFlags(c)
 	interval := c.Flag("interval", "Time between two readings.").Default("1s").Duration()
 	flat := c.Flag("flat", "Processes without their containers above them.").Bool()

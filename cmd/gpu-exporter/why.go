@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -26,7 +27,7 @@ import (
 func whyCommand(app *kingpin.Application) command {
 	c := app.Command("why", "Say what holds a container back, from the last ten minutes of a running exporter. Exit code 0: nothing; from 10: by the first finding; 2: it cannot be told.")
 	name := c.Arg("container", "Name, id or the beginning of an id of a container, or a PID on the host.").Required().String()
-	from := addSourceFlags(c)
+	from := addSourceFlags(c, "")
 	asJSON := c.Flag("json", "The findings as JSON, as /api/v1/why has them.").Bool()
 	return command{"why", func(cfg exporter.Config) error {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -86,7 +87,11 @@ func explain(ctx context.Context, name string, from *sourceFlags, cfg exporter.C
 	}
 	var unknown unknownError
 	if scene != nil || errors.As(err, &unknown) {
-		err = fmt.Errorf("%s: %w", containers.Clean(name, 100), err)
+		err = fmt.Errorf("%s: %w; gpu-exporter ps shows who is on a GPU", containers.Clean(name, 100), err)
+	}
+	var silent *net.OpError
+	if errors.As(err, &silent) {
+		err = fmt.Errorf("%w; why needs one that has run for some minutes", err)
 	}
 	return nil, unseenError{err}
 }

@@ -70,11 +70,11 @@ func TestWhyURL(t *testing.T) {
 	if r.code != why.Memory.Exit || !strings.Contains(r.stdout, "\n1. The memory of GPU 0 is 97 % full: the next large request fails.\n   memory_full: 135 GiB of 140 GiB are in use; process "+strconv.Itoa(pid)+" sleep holds 135 GiB\n") {
 		t.Errorf("%+v", r)
 	}
-	ran(t, "why", url, "nobody").oneLine(t, 2, "nobody: no running container has this name or id")
+	ran(t, "why", url, "nobody").oneLine(t, 2, "on a GPU this PID; gpu-exporter ps shows who is on a GPU")
 	p.stop(t)
-	ran(t, "why", url, strconv.Itoa(pid)).oneLine(t, 2, "no exporter answers")
+	ran(t, "why", url, strconv.Itoa(pid)).oneLine(t, 2, "; why needs one that has run for some minutes")
 	ran(t, "why", url, "--replay=demo", "x").oneLine(t, 2, "exclude each other")
-	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided")
+	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided; see gpu-exporter --help")
 }
 
 // TestWhyHostile: an exporter that lies cannot act on the terminal.

@@ -177,6 +177,11 @@ func TestClean(t *testing.T) {
 			t.Errorf("Clean(%q, %d) = %q, want %q", tt.in, tt.limit, got, tt.want)
 		}
 	}
+	for in, want := range map[string]string{"abc": "abc", "abcd": "abc…", "a\x1bc": "a\ufffdc", "": ""} {
+		if got := Cut(in, 3); got != want {
+			t.Errorf("Cut(%q, 3) = %q, want %q", in, got, want)
+		}
+	}
 	if n := testing.AllocsPerRun(100, func() { Clean("vllm-server", 80) }); n != 0 {
 		t.Errorf("%v allocations for a clean name", n)
 	}

@@ -35,4 +35,13 @@ func Clean(s string, limit int) string {
 	return b.String()
 }
 
+// Cut is Clean for people: text that is too long ends in an ellipsis.
+func Cut(s string, limit int) string {
+	fit := Clean(s, limit)
+	if utf8.RuneCountInString(fit) < utf8.RuneCountInString(s) {
+		fit += "…"
+	}
+	return fit
+}
+
 func graphic(r rune) bool { return r != utf8.RuneError && unicode.IsGraphic(r) }

@@ -66,6 +66,8 @@ var (
 		"another exporter, such as dcgm-exporter, has the port: `--web.listen-address=:9401`, and `--url=http://127.0.0.1:9401` here"}
 	otherHost = &Fault{Broken, "the exporter at `--url` runs on another host",
 		"run doctor there"}
+	recorded = &Fault{Warning, "the exporter at `--url` serves a recording",
+		"end it, or name another: what is said here of NVML, driver and tracer is of the recording"}
 	staleExporter = &Fault{Broken, "the exporter's snapshot is old",
 		"see its log; restart it"}
 	stuck = &Fault{Broken, "a check gets no answer from the kernel",
@@ -79,7 +81,7 @@ var Checks = []Check{
 	{"driver", []*Fault{notLoaded}, (*Host).driver},
 	{"nodes", []*Fault{noNode, wrongNode, closedNode}, (*Host).nodes},
 	{"versions", []*Fault{mismatch}, (*Host).versions},
-	{"exporter", []*Fault{noExporter, stranger, otherHost, staleExporter}, (*Host).exporter},
+	{"exporter", []*Fault{noExporter, stranger, otherHost, recorded, staleExporter}, (*Host).exporter},
 	{"nvml", []*Fault{noLibrary, noNVML}, (*Host).nvml},
 	{"visible", []*Fault{notSeen, lost}, (*Host).visible},
 	{"fabric", []*Fault{noFabric}, (*Host).fabric},

@@ -181,6 +181,7 @@ var cases = []struct {
 		r.write("proc/sys/kernel/random/boot_id", "1\n")
 		r.host.Snapshot.Host = view.Host{Name: "far", BootID: "2"}
 	}, "here, and that is far"},
+	{recorded, "a recording", func(r *tree) { r.host.Snapshot.Recorded = true }, "here, and serves a recording"},
 	{staleExporter, "old snapshot", func(r *tree) { r.host.Now = now.Add(time.Minute) }, "60 s old"},
 	{noLibrary, "no library", func(r *tree) {
 		r.says("nvml", "no usable libnvidia-ml.so.1: tried /x")
@@ -210,7 +211,7 @@ var cases = []struct {
 	{noDocker, "no socket in the exporter's container", func(r *tree) { r.says("docker", "no Docker here: /x does not exist") }, "the exporter says: no Docker here: /x"},
 	{dockerDown, "Docker down for the exporter", func(r *tree) { r.says("docker", "permission denied") }, "the exporter says: permission denied"},
 	{dockerDown, "Docker down", func(r *tree) { r.host.Engine = docker.Info{Reason: "permission denied on /var/run/docker.sock"} }, "permission denied"},
-	{noRuntime, "no runtime", func(r *tree) { r.remove("etc/cdi"); r.host.Engine.Runtimes = []string{"runc"} }, "Docker's runtimes: runc; directories of CDI without nvidia.com: /etc/cdi"},
+	{noRuntime, "no runtime", func(r *tree) { r.remove("etc/cdi"); r.host.Engine.Runtimes = []string{"runc"} }, "Docker's runtimes: runc; CDI directories, with nothing of nvidia.com: /etc/cdi"},
 	{oldCDI, "old CDI", func(r *tree) {
 		r.write("etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n  - hostPath: /usr/lib64/libcuda.so.575.57.08\n")
 	}, "is of version 575.57.08, the driver of 580.159.04"},

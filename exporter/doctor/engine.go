@@ -68,7 +68,7 @@ func (h *Host) runtime() (out []found) {
 	case out == nil && h.Engine.Reason != "":
 		return wrong(unknown, "not known without Docker")
 	case out == nil:
-		return wrong(noRuntime, fmt.Sprintf("Docker's runtimes: %s; directories of CDI without nvidia.com: %s", few(h.Engine.Runtimes), few(directories)))
+		return wrong(noRuntime, fmt.Sprintf("Docker's runtimes: %s; CDI directories, with nothing of nvidia.com: %s", few(h.Engine.Runtimes), few(directories)))
 	}
 	return out
 }

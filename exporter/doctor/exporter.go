@@ -62,6 +62,9 @@ func (h *Host) exporter() []found {
 	case h.Now.Sub(h.Snapshot.Time) > staleAfter:
 		return wrong(staleExporter, fmt.Sprintf("its snapshot is %.0f s old", h.Now.Sub(h.Snapshot.Time).Seconds()))
 	}
+	if h.Snapshot.Recorded {
+		return wrong(recorded, h.From+", and serves a recording")
+	}
 	return fine(h.From)
 }
 
@@ -73,7 +76,7 @@ func (h *Host) nvml() []found {
 	case s == nil:
 		return wrong(noNVML, "it has not answered yet")
 	case s.Up:
-		return fine(fmt.Sprintf("version %s, %d GPUs", h.Snapshot.Driver.NVMLVersion, len(h.Snapshot.Devices)))
+		return fine(fmt.Sprintf("version %s, GPUs: %d", h.Snapshot.Driver.NVMLVersion, len(h.Snapshot.Devices)))
 	case strings.HasPrefix(s.Reason, "no usable libnvidia-ml"), strings.HasPrefix(s.Reason, "no glibc under"):
 		return wrong(noLibrary, s.Reason)
 	case strings.Contains(s.Reason, "driver is not loaded"):

@@ -226,7 +226,7 @@ func (h *Host) visible() (out []found) {
 		}
 	}
 	if out == nil {
-		return fine(fmt.Sprintf("NVML shows %d GPUs, the driver has no other", len(h.Snapshot.Devices)))
+		return fine(fmt.Sprintf("GPUs that NVML shows: %d; the driver has no other", len(h.Snapshot.Devices)))
 	}
 	return out
 }

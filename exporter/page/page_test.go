@@ -239,7 +239,7 @@ func TestBrowser(t *testing.T) {
 	want("document.documentElement.scrollWidth <= 360", "true")
 	until("what holds a container back", "document.querySelector('#containers .why') !== null")
 	const reason = "document.querySelector('#containers .why')"
-	want(reason+".innerText.startsWith('It asked for GPUs, but what it asked for is no GPU that this host can use now. it asked for <img')", "true")
+	want(reason+".innerText.startsWith('It asked for GPUs, but what it asked for is no GPU that this host can use now. (it asked for <img')", "true")
 	want(reason+".innerText.includes('Start it with `--gpus all`')", "true")
 	want("document.querySelectorAll('#containers .why').length", "1")
 	want("document.querySelectorAll('img').length", "0")

@@ -18,6 +18,7 @@ type Config struct {
 	Interval time.Duration // period of the cheap readings; 1 s
 	Window   time.Duration // over which maxima are taken; 60 s
 	Linger   time.Duration // for which the counters of a gone process stay; zero: not at all
+	Recorded bool          // the inputs are a recording's, not of this host
 
 	// OnXid is told each error report of the driver once, and once more where NVML told of it before the tracer named the process. Nil: nobody.
 	OnXid func(XidReport)

@@ -14,7 +14,7 @@ import (
 
 // Snapshot returns the picture at now.
 func (b *Builder) Snapshot(now time.Time) *Snapshot {
-	s := &Snapshot{Time: now, Host: b.host, Sources: maps.Clone(b.sources), Library: b.library, Running: b.containers}
+	s := &Snapshot{Time: now, Recorded: b.cfg.Recorded, Host: b.host, Sources: maps.Clone(b.sources), Library: b.library, Running: b.containers}
 	for _, name := range slices.Sorted(maps.Keys(b.calls)) {
 		s.Calls = append(s.Calls, *b.calls[name])
 	}

@@ -18,6 +18,7 @@ import (
 // Snapshot is the host at one moment. It is not changed once made.
 type Snapshot struct {
 	Time       time.Time
+	Recorded   bool // of a recording, not of this host
 	Host       input.Host
 	Sources    map[string]input.Source // by name; a source that never spoke is not in it
 	Library    frame.Library

@@ -282,5 +282,8 @@ func (m *model) title() string {
 	if s.Driver.Version != "" {
 		text += "  driver " + table.Safe(s.Driver.Version, 20)
 	}
+	if s.Recorded {
+		text += "  recording"
+	}
 	return m.cut(text)
 }

@@ -21,6 +21,7 @@ type Bytes = frame.Opt[uint64]
 // Snapshot is a host at one moment.
 type Snapshot struct {
 	Time       time.Time   `json:"time"`
+	Recorded   bool        `json:"recorded,omitempty"` // of a recording, not of this host
 	Host       Host        `json:"host"`
 	Driver     Driver      `json:"driver"`
 	Sources    []Source    `json:"sources"`
@@ -187,7 +188,7 @@ type Assignment struct {
 
 // New returns the view of a snapshot. Processes that are gone and linger for their counters are not in it.
 func New(s *snapshot.Snapshot) *Snapshot {
-	v := &Snapshot{Time: s.Time, Host: Host{Name: s.Host.Name, IP: s.Host.IP, Kernel: s.Host.KernelVersion, BootID: s.Host.BootID, Capabilities: s.Host.Capabilities},
+	v := &Snapshot{Time: s.Time, Recorded: s.Recorded, Host: Host{Name: s.Host.Name, IP: s.Host.IP, Kernel: s.Host.KernelVersion, BootID: s.Host.BootID, Capabilities: s.Host.Capabilities},
 		Driver:  Driver{Version: s.Library.DriverVersion, NVMLVersion: s.Library.NVMLVersion, CUDAVersion: s.Library.CUDAVersion},
 		Sources: []Source{}, Devices: []Device{}, Workloads: []Workload{}, Containers: []Container{}}
 	for _, name := range slices.Sorted(maps.Keys(s.Sources)) {

@@ -166,7 +166,7 @@ func (l *look) unknown(what string) { l.report.Blind = append(l.report.Blind, wh
 func (l *look) blind() {
 	for _, src := range l.view.Sources {
 		if !src.Up && src.Name != input.SourceTracer {
-			l.unknown(containers.Clean(src.Name, 40) + " is down: " + containers.Clean(src.Reason, 300))
+			l.unknown(containers.Clean(src.Name, 40) + " is down: " + containers.Cut(src.Reason, 300))
 		}
 	}
 	if t := l.view.Tracer; t == nil || !t.Up {
@@ -174,7 +174,7 @@ func (l *look) blind() {
 		if t != nil && t.Reason != "" {
 			reason = t.Reason
 		}
-		l.unknown("without the kernel tracer refused opens, refused memory and who copies are not known: " + containers.Clean(reason, 300))
+		l.unknown("without the kernel tracer refused opens, refused memory and who copies are not known: " + containers.Cut(reason, 300))
 	}
 }
 
@@ -255,7 +255,7 @@ func (l *look) present() string {
 func (l *look) health(d *view.Device) {
 	gpu := fmt.Sprintf("GPU %d", d.Index)
 	if d.State != string(frame.StateOK) && d.State != string(frame.StateAsleep) {
-		l.find(Lost, d.UUID, 1, when{}, fmt.Sprintf("%s cannot be read: %s.", gpu, containers.Clean(d.State, 20)), containers.Clean(d.Reason, 300))
+		l.find(Lost, d.UUID, 1, when{}, fmt.Sprintf("%s cannot be read: %s.", gpu, containers.Clean(d.State, 20)), containers.Cut(d.Reason, 300))
 	}
 	for _, x := range d.Xids {
 		if l.view.Time.Sub(x.Last) > history.Steps*history.StepLength {
