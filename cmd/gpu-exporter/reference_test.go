@@ -301,9 +301,11 @@ func alertsPage(t *testing.T) string {
 				severity += ", " + p
 			}
 			if r.For == "" {
-				r.For = "0s"
+				r.For = "at once"
+			} else {
+				r.For = "for " + r.For
 			}
-			fmt.Fprintf(&b, "\n### %s\n\n%s, for %s: %s.\n\n%s\n\n```\n%s\n```\n", r.Alert, severity, r.For, plain(r.Annotations["summary"]), plain(r.Annotations["description"]),
+			fmt.Fprintf(&b, "\n### %s\n\n%s, %s: %s.\n\n%s\n\n```\n%s\n```\n", r.Alert, severity, r.For, plain(r.Annotations["summary"]), plain(r.Annotations["description"]),
 				strings.TrimSpace(r.Expr))
 		}
 	}
