@@ -4,6 +4,7 @@ package page
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -22,9 +23,14 @@ type Server struct {
 	history *history.History
 	ended   chan struct{} // closed when Run returns
 	streams atomic.Int64
+	making  sync.Mutex   // an answer is made at a time
+	untaken atomic.Int64 // bytes of answers that are being written
 
 	now, why cached
 }
+
+// maxUntaken bounds the bytes that wait for readers. The history of many containers is 3 MB, and who reads slowly may take half a minute.
+const maxUntaken = 32 << 20
 
 // cached is the JSON of a snapshot, made once for all who ask.
 type cached struct {
@@ -74,8 +80,7 @@ func (s *Server) Run(ctx context.Context) {
 // Register adds the server's paths to a mux.
 func (s *Server) Register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /api/v1/snapshot", func(w http.ResponseWriter, _ *http.Request) {
-		b, err := s.snapshot()
-		answer(w, b, err)
+		s.answer(w, s.snapshot)
 	})
 	mux.HandleFunc("GET /api/v1/history", func(w http.ResponseWriter, r *http.Request) {
 		points := history.Points
@@ -87,18 +92,17 @@ func (s *Server) Register(mux *http.ServeMux) {
 			}
 			points = n
 		}
-		b, err := json.Marshal(s.history.View(points))
-		answer(w, b, err)
+		s.answer(w, func() ([]byte, error) { return json.Marshal(s.history.View(points)) })
 	})
 	mux.HandleFunc("GET /api/v1/why", func(w http.ResponseWriter, r *http.Request) {
-		now := s.latest()
-		report, err := why.New(view.New(now), view.Others(now), s.history.Past()).Ask(r.URL.Query().Get("container"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		b, err := json.Marshal(report)
-		answer(w, b, err)
+		s.answer(w, func() ([]byte, error) {
+			now := s.latest()
+			report, err := why.New(view.New(now), view.Others(now), s.history.Past()).Ask(r.URL.Query().Get("container"))
+			if err != nil {
+				return nil, refusal{err}
+			}
+			return json.Marshal(report)
+		})
 	})
 }
 
@@ -114,8 +118,22 @@ func (s *Server) findings() ([]byte, error) {
 	return s.why.of(now, func() any { return why.New(view.New(now), nil, s.history.Past()).First() })
 }
 
-func answer(w http.ResponseWriter, b []byte, err error) {
-	if err != nil {
+// refusal is an error of who asks.
+type refusal struct{ error }
+
+// answer writes a text, unless too much waits for slow readers.
+func (s *Server) answer(w http.ResponseWriter, text func() ([]byte, error)) {
+	b, err := s.make(text)
+	defer s.untaken.Add(-int64(len(b)))
+	var refused refusal
+	switch {
+	case errors.Is(err, errUntaken):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	case errors.As(err, &refused):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -125,4 +143,18 @@ func answer(w http.ResponseWriter, b []byte, err error) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.Write(b)
 	w.Write([]byte{'\n'})
+}
+
+var errUntaken = errors.New("too much that others have not read yet: try again later")
+
+// make makes a text, whose bytes count as untaken from then on.
+func (s *Server) make(text func() ([]byte, error)) ([]byte, error) {
+	s.making.Lock()
+	defer s.making.Unlock()
+	if s.untaken.Load() >= maxUntaken {
+		return nil, errUntaken
+	}
+	b, err := text()
+	s.untaken.Add(int64(len(b)))
+	return b, err
 }
