@@ -276,7 +276,7 @@ func parseStat(data []byte) (stat, error) {
 		var ok = true
 		switch field {
 		case 3:
-			s.state = word[0]
+			s.state, ok = word[0], len(word) == 1 && 'A' <= word[0]&^0x20 && word[0]&^0x20 <= 'Z'
 		case 14:
 			s.utime, ok = parseUint(word)
 		case 15:
