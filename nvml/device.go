@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -519,13 +520,31 @@ func (d *Device) GetRemappedRows() (RemappedRows, error) {
 	return RemappedRows{uint64(b[0]), uint64(b[1]), b[2] == 1, b[3] == 1}, nil
 }
 
-// GetNumFans returns the number of fans (nvmlDeviceGetNumFans).
+const maxFans = 64
+
+// GetNumFans returns the number of fans (nvmlDeviceGetNumFans). The 470 branch does not tell it: there fans are counted by asking for their speeds.
 func (d *Device) GetNumFans() (int, error) {
 	v, err := d.u32Call(fnDeviceGetNumFans)
-	if err == nil && v > 64 {
+	if errors.Is(err, ErrFunctionNotFound) {
+		return d.countFans()
+	}
+	if err == nil && v > maxFans {
 		return 0, ErrNoValue
 	}
 	return int(v), err
+}
+
+func (d *Device) countFans() (int, error) {
+	for n := range maxFans {
+		_, err := d.GetFanSpeed(n)
+		switch {
+		case n > 0 && (errors.Is(err, ErrInvalidArgument) || errors.Is(err, ErrNotSupported)):
+			return n, nil // there is no such fan
+		case err != nil:
+			return 0, err
+		}
+	}
+	return 0, ErrNoValue
 }
 
 // GetFanSpeed returns a fan's intended speed in percent of its maximum; it may exceed 100 (nvmlDeviceGetFanSpeed_v2).

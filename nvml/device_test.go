@@ -112,6 +112,9 @@ func TestOldDrivers(t *testing.T) {
 		if _, err := d.GetJpgUtilization(); !errors.Is(err, ErrFunctionNotFound) {
 			t.Errorf("%s: jpeg: got %v, want ErrFunctionNotFound", c.name, err)
 		}
+		if n, err := d.GetNumFans(); c.name == "470" && (err != nil || n != 2) || c.name == "390" && !errors.Is(err, ErrFunctionNotFound) {
+			t.Errorf("%s: %d fans, %v: 470 tells no number but has speeds, 390 has neither", c.name, n, err)
+		}
 		if v, err := d.GetTemperature(); err != nil || v != 64 {
 			t.Errorf("%s: temperature: got %v, %v", c.name, v, err)
 		}

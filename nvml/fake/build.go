@@ -28,13 +28,13 @@ const soname = "libnvidia-ml.so.1"
 var Driver470 = []string{
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
 	"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetJpgUtilization", "nvmlDeviceGetOfaUtilization", "nvmlGpmSampleAlloc",
-	"nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport",
+	"nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetNumFans",
 }
 
 // Driver390 lists what the library of the 390 branch lacks, the last for Fermi: no MIG, no row remapping, and version 1 of most.
 var Driver390 = append([]string{
 	"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetArchitecture",
-	"nvmlDeviceGetNumFans", "nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode",
+	"nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode",
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
 	"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlEventSetWait_v2", "nvmlSystemGetCudaDriverVersion_v2",
 }, Driver470...)
