@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"gpu-exporter/nvml/fake"
 )
 
@@ -255,6 +257,49 @@ func TestSignals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestForkFails: where no process and no thread can be made any more, the exporter serves on and says so, and has a worker again when there is room.
+func TestForkFails(t *testing.T) {
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{fake.H200(0)}})
+	if err := os.Chmod(filepath.Dir(filepath.Dir(h.Library)), 0o755); err != nil { // it runs as a user, whom the limit is for
+		t.Fatal(err)
+	}
+	user := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54321}}
+	p := launch(t, func(c *exec.Cmd) { c.SysProcAttr = user }, "--nvml.library="+h.Library, "--docker.host=unix://"+engine(t, nil, nil))
+	p.serving(t)
+	up := func(s scrape) bool { return s.has(1, "gpu_exporter_nvml_up") && s.sum("gpu_up") == 1 }
+	p.until(t, 10*time.Second, "the GPU", up)
+	var hard unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &hard); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(n uint64) {
+		t.Helper()
+		number := "unlimited"
+		if n != unix.RLIM_INFINITY {
+			number = fmt.Sprint(n)
+		}
+		cmd := exec.Command("prlimit", "--pid", fmt.Sprint(p.cmd.Process.Pid), "--nproc="+number+":")
+		cmd.SysProcAttr = user
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("prlimit: %v: %s", err, out)
+		}
+	}
+	limit(1)
+	for _, worker := range descendants(p.cmd.Process.Pid) {
+		syscall.Kill(worker, syscall.SIGKILL)
+	}
+	p.until(t, 10*time.Second, "no worker", func(s scrape) bool {
+		return s.has(0, "gpu_exporter_nvml_up") && strings.Contains(p.get(t, "/-/ready"), "resource temporarily unavailable")
+	})
+	for range 50 {
+		time.Sleep(100 * time.Millisecond)
+		p.scrape(t)
+	}
+	limit(hard.Max)
+	p.until(t, 20*time.Second, "the GPU again", up)
+	p.stop(t)
 }
 
 // TestTwoExporters: two on one host see the same, neither sees the other for a workload, and one more on the port of the first says so in one line.

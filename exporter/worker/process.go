@@ -36,8 +36,24 @@ func (p *process) gone(within time.Duration) bool {
 	}
 }
 
-// start runs the program with the worker's flags.
-func start(c Config, prog program) (*process, error) {
+// starter is a thread from which workers are started. The kernel sends the parent-death signal when the THREAD that started the child ends, and the
+// thread may have left the process's common working directory. It is one for all of them: a thread for each could not be had, and the Go runtime
+// would end the program, where the limit of processes is reached.
+type starter chan func()
+
+func newStarter() starter {
+	s := make(starter)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		for f := range s {
+			f()
+		}
+	}()
+	return s
+}
+
+// start runs the program with the worker's flags. It lives as long as the starter at most.
+func (s starter) start(c Config, prog program) (*process, error) {
 	if st, err := os.Stat(c.DriverRoot); err != nil {
 		return nil, fmt.Errorf("driver root: %w", err)
 	} else if !st.IsDir() {
@@ -66,23 +82,17 @@ func start(c Config, prog program) (*process, error) {
 	p.stdin, p.stdout, p.stderr = ours[0], ours[1], ours[2]
 
 	started := make(chan error)
-	go func() {
-		// The kernel sends the parent-death signal when the THREAD that started the child ends. So the thread is kept for as long as the
-		// child lives, and given up with this goroutine, as it may also have left the process's common working directory.
-		runtime.LockOSThread()
-		err := p.launch(c, prog, theirs)
-		closeAll(theirs)
-		started <- err
-		if err != nil {
-			return
-		}
-		p.state, _ = p.proc.Wait()
-		close(p.done)
-	}()
-	if err := <-started; err != nil {
+	s <- func() { started <- p.launch(c, prog, theirs) }
+	err := <-started
+	closeAll(theirs)
+	if err != nil {
 		closeAll(ours)
 		return nil, err
 	}
+	go func() {
+		p.state, _ = p.proc.Wait()
+		close(p.done)
+	}()
 	return p, nil
 }
 

@@ -33,6 +33,7 @@ type Supervisor struct {
 
 	// What follows up to mu belongs to Run.
 	emit     func(input.Input)
+	starter  starter
 	source   *input.Source // the last one emitted
 	restarts map[string]uint64
 	devices  map[int]deviceState
@@ -145,6 +146,8 @@ func (s *Supervisor) alive() []*process {
 // Run may be called once.
 func (s *Supervisor) Run(ctx context.Context, emit func(input.Input)) {
 	s.emit = emit
+	s.starter = newStarter()
+	defer close(s.starter)
 	backoff := s.cfg.BackoffMin
 	for ctx.Err() == nil {
 		s.mu.Lock()
@@ -288,7 +291,7 @@ func (s *Supervisor) once(ctx context.Context) outcome {
 	if err != nil {
 		return outcome{text: err.Error()}
 	}
-	p, err := start(s.cfg, prog)
+	p, err := s.starter.start(s.cfg, prog)
 	if err != nil {
 		return outcome{text: err.Error()}
 	}
