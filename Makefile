@@ -34,7 +34,7 @@ image: build
 
 # The Debian package, in bin.
 deb: build
-	scripts/deb $(ARCH) $(BIN) $(VERSION)
+	scripts/deb $(ARCH) $(BIN) $(VERSION) $(shell git log -1 --format=%ct 2>/dev/null)
 
 run: build
 	@if [ -e /dev/nvidiactl ] || [ -d /proc/driver/nvidia ]; then exec bin/gpu-exporter; \

@@ -231,15 +231,16 @@ func TestDeb(t *testing.T) {
 	if out, err := exec.Command("cp", program(t), filepath.Join(dir, "gpu-exporter")).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	pack := func(version, want string) string {
-		cmd := exec.Command("scripts/deb", runtime.GOARCH, dir, version)
+	pack := func(want string, version ...string) string {
+		cmd := exec.Command("scripts/deb", append([]string{runtime.GOARCH, dir}, version...)...)
 		cmd.Dir = root
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		return filepath.Join(dir, "gpu-exporter_"+want+"_"+runtime.GOARCH+".deb")
 	}
-	first, second := pack("9f0de05-dirty", "0~9f0de05+dirty"), pack("v1.2.3-4-g9f0de05", "1.2.3+4+g9f0de05")
+	first, second := pack("0~1700000000.9f0de05+dirty", "9f0de05-dirty", "1700000000"), pack("1.2.3+4+g9f0de05", "v1.2.3-4-g9f0de05", "1700000001")
+	pack("0~9f0de05", "9f0de05") // where git is not known
 	h := bootSystemd(t, dir)
 	// All that this host has of packages is the one that ours needs.
 	h.run("mkdir", "-p", "/var/lib/dpkg/info", "/var/lib/dpkg/updates", "/var/log")
