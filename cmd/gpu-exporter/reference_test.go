@@ -162,7 +162,7 @@ var labelHelp = map[string]string{
 	"container_id": "first 12 digits", "container_name": "without the leading slash", "image_name": "as the container was started with",
 	"process_pid":  "PID on the host",
 	"process_name": "comm of the process", "command": "first 80 characters of the command line", "direction": "`host_to_device` or `device_to_host`; of an NVLink `tx` or `rx`",
-	"container_full_id": "64 digits", "image_id": "the engine's digest of the image", "gpu_request": "how GPUs were asked for: `all`, `device=0,1`, `cdi:…`, `env:…`",
+	"container_full_id": "64 digits", "image_id": "the engine's digest of the image", "gpu_request": "how GPUs were asked for, with `;` between: `all`, `count=2`, `device=0,1`, `cdi:…`, `env:…`, `node:…`, `privileged`",
 	"runtime": "OCI runtime", "compose_project": "label of docker compose", "compose_service": "label of docker compose", "pod": "label of the kubelet", "namespace": "label of the kubelet",
 	"source": "of an assignment `device_requests`, `cdi`, `env` or `device_node`; of PCIe traffic `gpm`, `fields` or `throughput`",
 	"reason": "of an end `exit`, `error` or `signal`; of throttling NVML's reason, such as `sw_power_cap`; of a restart `exit`, `crash`, `hang`, `stuck`, `garbage`, `memory` " +

@@ -80,7 +80,7 @@ function container(c, list) {
   const h = history.containers.find(x => x.id === c.id), totals = snapshot.devices.map(d => d.memory_total_bytes || 0), gpus = Math.max(new Set(list.map(w => w.gpu_uuid)).size, 1);
   return el('article', {},
     el('h2', {textContent: c.name || c.id.slice(0, 12)}),
-    el('small', {textContent: [c.image, c.id.slice(0, 12), c.gpu_request && 'asked for ' + c.gpu_request].filter(Boolean).join('  ')}),
+    el('small', {textContent: [c.image, c.id.slice(0, 12), c.gpu_request && 'asked for ' + c.gpu_request].filter(Boolean).join(' · ')}),
     reason(why[c.id]),
     h ? el('dl', {},
       item('Utilisation', figure(c.utilization_percent, ' %'), h.utilization_percent, 100 * gpus),
@@ -91,7 +91,7 @@ function container(c, list) {
 function draw() {
   if (!snapshot || !getSelection().isCollapsed) return; // somebody selects text to copy
   const s = snapshot, by = new Map();
-  document.getElementById('host').textContent = [s.host.name, s.host.ip, s.driver.version && 'driver ' + s.driver.version, new Date(s.time).toLocaleTimeString(), s.recorded && 'a recording, not this host'].filter(Boolean).join('  ');
+  document.getElementById('host').textContent = [s.host.name, s.host.ip, s.driver.version && 'driver ' + s.driver.version, new Date(s.time).toLocaleTimeString(), s.recorded && 'a recording, not this host'].filter(Boolean).join(' · ');
   for (const w of s.workloads) {
     const id = w.container_id || '';
     by.set(id, [...by.get(id) || [], w]);
