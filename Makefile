@@ -67,8 +67,10 @@ check-generate:
 	@before=$$($(GENERATED) | sort | xargs sha256sum); $(MAKE) -s generate; \
 	diff <(echo "$$before") <($(GENERATED) | sort | xargs sha256sum) || { echo "make generate changes these: commit what it writes" >&2; exit 1; }
 
-bench:
-	CGO_ENABLED=0 go test -run '^$$' -bench . -benchtime 200ms ./nvml/... ./tracer/ledger/...
+# What the exporter costs, on a fake host beside a C program that makes the same NVML calls: one table, no GPU. Needs root, as the tracer does.
+# make bench SCALE=docs/scale.svg measures hosts of up to 16 GPUs and 1000 containers too, and draws it.
+bench: build
+	CGO_ENABLED=0 go run ./scripts/bench --hosts $(BIN)/gpu-exporter --warm $(or $(WARM),10) --seconds $(or $(SECONDS_EACH),20) $(SCALE:%=--scale %)
 
 clean:
 	rm -rf bin $(WORKER)
