@@ -38,10 +38,11 @@ type scrapers struct {
 	g       prometheus.TransactionalGatherer
 	options promhttp.HandlerOpts
 	plain   http.Handler
-	bodies  sync.Pool     // of *body
-	waiting chan struct{} // a place for each scrape that waits for making, or holds it; nil: any number may wait
-	making  sync.Mutex    // an answer is made at a time: it takes milliseconds of one processor, and what it is made of is there once
-	untaken atomic.Int64  // bytes of answers that are being written
+	idle    atomic.Pointer[body] // of an answer that has been read; nil: none has, or others use theirs
+	size    atomic.Int64         // bytes of the latest answer
+	waiting chan struct{}        // a place for each scrape that waits for making, or holds it; nil: any number may wait
+	making  sync.Mutex           // an answer is made at a time: it takes milliseconds of one processor, and what it is made of is there once
+	untaken atomic.Int64         // bytes of answers that are being written
 
 	mu    sync.Mutex
 	known map[string]*scraper
@@ -76,6 +77,9 @@ func Handler(g prometheus.TransactionalGatherer, o promhttp.HandlerOpts) http.Ha
 // maxUntaken bounds the bytes that wait for readers. An answer for 2000 containers is 10 MB, and who reads slowly may take half a minute.
 const maxUntaken = 64 << 20
 
+// maxIdle is how much longer than what is needed the buffer of an answer may stay.
+const maxIdle = 1 << 20
+
 // body is an answer that is written in one piece: a dozen calls of the kernel less, and who reads slowly holds no families.
 type body struct {
 	http.ResponseWriter
@@ -88,9 +92,12 @@ func (b *body) Write(p []byte) (int, error) { return b.Buffer.Write(p) }
 
 // ServeHTTP implements http.Handler.
 func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	b, _ := s.bodies.Get().(*body)
+	b := s.idle.Swap(nil)
 	if b == nil {
 		b = &body{}
+	}
+	if size := int(s.size.Load()); b.Cap() < size+size/32 || b.Cap() > 4*size+maxIdle { // made at once, as it is: to grow would copy megabytes, and leave twice as many
+		b.Buffer = *bytes.NewBuffer(make([]byte, 0, size+size/16))
 	}
 	b.ResponseWriter, b.status = w, http.StatusOK
 	b.Reset()
@@ -104,7 +111,8 @@ func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(b.status)
 	_, _ = w.Write(b.Bytes()) // who asked is gone
 	b.ResponseWriter = nil
-	s.bodies.Put(b)
+	s.size.Store(int64(b.Len()))
+	s.idle.Store(b)
 }
 
 // answer makes the answer, unless too many wait for theirs or read theirs slowly. Its size counts as untaken from then on.
