@@ -20,13 +20,13 @@ import (
 
 //go:generate env CGO_ENABLED=0 go test -count=1 -run ^TestReference$ . -write
 
-var write = flag.Bool("write", false, "write docs/flags.md, docs/metrics.md, docs/alerts.md and docs/why.md instead of comparing them")
+var write = flag.Bool("write", false, "write the pages of docs that come from the code instead of comparing them")
 
 const generated = "<!-- Written by make generate: change the code that it is made of. -->\n"
 
 // TestReference: the pages of reference say what the code says.
 func TestReference(t *testing.T) {
-	for name, page := range map[string]string{"flags.md": flagsPage(t), "metrics.md": metricsPage(t), "alerts.md": alertsPage(t), "why.md": whyPage()} {
+	for name, page := range map[string]string{"flags.md": flagsPage(t), "metrics.md": metricsPage(t), "alerts.md": alertsPage(t), "why.md": whyPage(), "licences.md": licencesPage(t)} {
 		path := root + "docs/" + name
 		if *write {
 			if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
