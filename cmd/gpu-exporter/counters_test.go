@@ -184,6 +184,20 @@ func TestCountersSurvive(t *testing.T) {
 			return s.sum("gpu_busy_seconds_total", "gpu_device_uuid", uuid(gpus[0])) > was+0.3
 		})
 	})
+	t.Run("the other one gone, and numbers anew", func(t *testing.T) {
+		h.Set(t, fake.Scenario{GPUs: gpus, Faults: []fake.Fault{{GPU: fake.AnyGPU, Kind: fake.Return, Arg: 9}}})
+		was := until("NVML is gone", func(s scrape) bool { return s.has(0, "gpu_exporter_nvml_up") })
+		h.Set(t, fake.Scenario{GPUs: gpus[1:]}) // now the first
+		s := until("the second GPU alone", func(s scrape) bool {
+			return s.has(1, "gpu_up", "gpu_device_uuid", uuid(gpus[1])) && s.has(0, "gpu_up", "gpu_device_uuid", uuid(gpus[0]))
+		})
+		s.want(t, 1, "gpu_device_info", "gpu_device_uuid", uuid(gpus[1]), "index", "0")
+		for _, g := range gpus {
+			if before, now := was.sum("gpu_energy_joules_total", "gpu_device_uuid", uuid(g)), s.sum("gpu_energy_joules_total", "gpu_device_uuid", uuid(g)); now < before || now == 0 {
+				t.Errorf("%s: %v J, then %v", uuid(g), before, now)
+			}
+		}
+	})
 	if sums < 4*scrapes {
 		t.Errorf("only %d sums at %d scrapes", sums, scrapes)
 	}

@@ -185,9 +185,7 @@ func (d *device) forget() {
 func (b *Builder) device(now time.Time, f *frame.Device) {
 	d := b.devices[f.Index]
 	if d == nil || (f.UUID != "" && d.UUID != "" && d.UUID != f.UUID) {
-		// A new index, or another board behind it.
-		d = &device{workloads: map[key]*workload{}, past: map[string]*past{}}
-		b.devices[f.Index] = d
+		d = b.place(f, d) // a new index, or another board behind it
 	}
 	d.Index, d.State, d.Reason = f.Index, f.State, f.Reason
 	if f.UUID != "" {
@@ -234,6 +232,28 @@ func (b *Builder) device(now time.Time, f *frame.Device) {
 	for _, p := range d.list {
 		b.workload(d, p.PID) // an entry for every listed process
 	}
+}
+
+// place returns the device of a frame and puts it at the frame's index, where d is so far; nil: none. A driver that is loaded anew without a GPU that was
+// lost numbers the others anew. They keep what they counted, and the lost one stays, as such, at the number that is free.
+func (b *Builder) place(f *frame.Device, d *device) *device {
+	for index, other := range b.devices {
+		// One that is being read is no other: a driver may give two GPUs one UUID.
+		if f.UUID == "" || other.UUID != f.UUID || other.Load != nil {
+			continue
+		}
+		delete(b.devices, index)
+		if d != nil && d.UUID != "" {
+			d.Index, d.State, d.Reason = index, frame.StateLost, "the driver does not list the GPU any more"
+			d.forget()
+			b.devices[index] = d
+		}
+		b.devices[f.Index] = other
+		return other
+	}
+	d = &device{workloads: map[key]*workload{}, past: map[string]*past{}}
+	b.devices[f.Index] = d
+	return d
 }
 
 // withMIG adds the processes that only the MIG devices list.

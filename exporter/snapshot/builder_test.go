@@ -222,3 +222,51 @@ func TestNothingLeft(t *testing.T) {
 		t.Errorf("at most %d processes lingered: the test tests nothing", most)
 	}
 }
+
+// TestRenumbered: a driver that is loaded anew without a GPU gives its number to another. Each keeps what it counted, the missing one is lost, and both
+// are themselves again when it is back, whichever is told of first. Two GPUs of one UUID that are read at a time stay two.
+func TestRenumbered(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		b, now := NewBuilder(Config{}), t0
+		joules := []float64{1000, 5000}
+		say := func(index int, uuid int) {
+			now = now.Add(time.Second)
+			joules[uuid] += 10
+			b.Apply(input.Input{Time: now.UnixNano(), Frame: &frame.Frame{Device: &frame.Device{Index: index, UUID: fmt.Sprint("GPU-", uuid), State: frame.StateOK,
+				Load: load(1), Energy: frame.Some(joules[uuid])}}})
+		}
+		reload := func() {
+			b.Apply(input.Input{Time: now.UnixNano(), Source: &input.Source{Name: input.SourceNVML}})
+			b.Apply(input.Input{Time: now.UnixNano(), Source: &input.Source{Name: input.SourceNVML, Up: true}})
+		}
+		want := func(index int, uuid int, state frame.State) {
+			t.Helper()
+			s := b.Snapshot(now)
+			if len(s.Devices) != 2 {
+				t.Fatalf("%d devices", len(s.Devices))
+			}
+			if d := s.Devices[index]; d.UUID != fmt.Sprint("GPU-", uuid) || d.Index != index || d.State != state || d.Energy.V != joules[uuid] {
+				t.Errorf("at %d is %s (%d) %s with %v J, want GPU-%d %s with %v J", index, d.UUID, d.Index, d.State, d.Energy.V, uuid, state, joules[uuid])
+			}
+		}
+		say(0, 0)
+		say(1, 1)
+		say(0, 0)
+		reload()
+		say(0, 1)
+		want(0, 1, frame.StateOK)
+		want(1, 0, frame.StateLost)
+		reload()
+		say(first, first)
+		say(1-first, 1-first)
+		want(0, 0, frame.StateOK)
+		want(1, 1, frame.StateOK)
+	}
+	b := NewBuilder(Config{})
+	for i := range 6 {
+		b.Apply(input.Input{Time: t0.UnixNano(), Frame: &frame.Frame{Device: &frame.Device{Index: i % 2, UUID: "GPU-X", State: frame.StateOK, Load: load(uint64(i % 2))}}})
+	}
+	if s := b.Snapshot(t0); len(s.Devices) != 2 || s.Devices[0].Load.MemoryUsed.V != 0 || s.Devices[1].Load.MemoryUsed.V != 1 {
+		t.Errorf("of two GPUs with one UUID there are %+v", s.Devices)
+	}
+}
