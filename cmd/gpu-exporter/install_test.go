@@ -147,11 +147,11 @@ func TestWithoutCapability(t *testing.T) {
 		}
 		s.want(t, 1, "gpu_exporter_docker_up")
 		if tt.traced {
-			for deadline := time.Now().Add(5 * time.Second); tt.hidden && !strings.Contains(p.log.String(), "processes are hidden") && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(10 * time.Second); tt.hidden && !strings.Contains(p.log.String(), "open files of some processes cannot be read") && time.Now().Before(deadline); {
 				time.Sleep(20 * time.Millisecond)
 			}
 			hidden := 0
-			if m := regexp.MustCompile(`processes are hidden.* processes=(\d+)`).FindStringSubmatch(p.log.String()); m != nil {
+			if m := regexp.MustCompile(`open files of some processes cannot be read.* processes=(\d+)`).FindStringSubmatch(p.log.String()); m != nil {
 				hidden, _ = strconv.Atoi(m[1])
 			}
 			if (hidden >= others) != tt.hidden {
