@@ -64,7 +64,7 @@ generate:
 # Generated files are those of the sources: compared by their sums, so that work not yet committed and a tree without git can be tested too.
 GENERATED = { find tracer scripts exporter/assets/dashboards docs -name '*_bpfel.*' -o -name '*.json' -o -name '*.md'; echo README.md; }
 check-generate:
-	@before=$$($(GENERATED) | sort | xargs sha256sum); $(MAKE) -s generate; \
+	@before=$$($(GENERATED) | sort | xargs sha256sum); $(MAKE) -s generate || exit; \
 	diff <(echo "$$before") <($(GENERATED) | sort | xargs sha256sum) || { echo "make generate changes these: commit what it writes" >&2; exit 1; }
 
 # What the exporter costs, on a fake host beside a C program that makes the same NVML calls: one table, no GPU. Needs root, as the tracer does.

@@ -22,7 +22,7 @@ var licences = []struct{ name, words string }{
 // is to be looked at before it is shipped.
 func licencesPage(t *testing.T) string {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-deps", "-tags", "embedworker,tcell_minimal", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", ".", "../nvml-worker")
+	cmd := exec.Command("go", "list", "-deps", "-tags", "tcell_minimal", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", ".", "../nvml-worker")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 	out, err := cmd.Output()
 	if err != nil {
