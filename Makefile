@@ -37,7 +37,7 @@ deb: build
 	scripts/deb $(ARCH) $(BIN) $(VERSION) $(shell git log -1 --format=%ct 2>/dev/null)
 
 run: build
-	@if [ -e /dev/nvidiactl ] || [ -d /proc/driver/nvidia ]; then exec bin/gpu-exporter; \
+	@if [ -d /proc/driver/nvidia ]; then exec bin/gpu-exporter; \
 	else echo "no NVIDIA GPU here: serving the built-in recording on :9400"; exec bin/gpu-exporter --replay=demo; fi
 
 setup:
