@@ -2,6 +2,7 @@ package worker
 
 import (
 	"log/slog"
+	"path/filepath"
 	"time"
 )
 
@@ -70,6 +71,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DriverRoot == "" {
 		c.DriverRoot = "/"
+	}
+	// The thread that starts workers may have left the working directory.
+	for _, path := range []*string{&c.DriverRoot, &c.Path} {
+		if abs, err := filepath.Abs(*path); err == nil && *path != "" {
+			*path = abs
+		}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -190,16 +190,29 @@ func TestDriverRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ name, root, path string }{
-		{"no proc", bare, ""}, {"proc", full, ""}, {"file, no proc", bare, file}, {"file, proc", full, file},
+	relative := func(path string) string {
+		r, err := filepath.Rel(here, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, c := range []struct{ name, given, path, root string }{
+		{"no proc", bare, "", bare}, {"proc", full, "", full}, {"file, no proc", bare, file, bare}, {"file, proc", full, file, full},
+		{"relative paths", relative(bare), relative(file), bare},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, r, _ := run(t, "good", func(cfg *Config) { cfg.Path, cfg.embedded, cfg.DriverRoot = c.path, prog, c.root })
+			s, r, _ := run(t, "good", func(cfg *Config) { cfg.Path, cfg.embedded, cfg.DriverRoot = c.path, prog, c.given })
 			r.wait(t, "frames", func(in []input.Input) bool { return frames(in) > 0 })
 			root, err := os.Readlink("/proc/" + itoa(s.PIDs()[0]) + "/root")
 			if err != nil || root != c.root {
 				t.Errorf("the worker's root is %q (%v), want %q", root, err, c.root)
 			}
+			// The next one is started by the same thread, which may have left the working directory for the first one.
+			if err := unix.Kill(s.PIDs()[0], unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			r.wait(t, "the next one", func(in []input.Input) bool { return len(last(in).Restarts) > 0 && last(in).Up })
 		})
 	}
 	if now, err := os.Getwd(); err != nil || now != here {
