@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+
+	"gpu-exporter/exporter/untaken"
 )
 
 // fromZero are the counters that count from the moment at which the exporter first saw the thing. Prometheus takes the first value that it sees of
@@ -40,9 +42,8 @@ type scrapers struct {
 	plain   http.Handler
 	idle    atomic.Pointer[body] // of an answer that has been read; nil: none has, or others use theirs
 	size    atomic.Int64         // bytes of the latest answer
-	waiting chan struct{}        // a place for each scrape that waits for making, or holds it; nil: any number may wait
-	making  sync.Mutex           // an answer is made at a time: it takes milliseconds of one processor, and what it is made of is there once
-	untaken atomic.Int64         // bytes of answers that are being written
+	waiting chan struct{}        // a place for each scrape that waits for its answer to be made, or whose is being made; nil: any number may wait
+	untaken untaken.Bound        // an answer is made at a time: it takes milliseconds of one processor, and what it is made of is there once
 
 	mu    sync.Mutex
 	known map[string]*scraper
@@ -65,7 +66,7 @@ type scraper struct {
 // Handler serves what g gathers. Who scrapes it as Prometheus does gets a new counter from 0 on; others get the values as they are. Where
 // Gatherer.Detail changes, counters are new that count what was counted before: they have their values at once.
 func Handler(g prometheus.TransactionalGatherer, o promhttp.HandlerOpts) http.Handler {
-	s := &scrapers{g: g, known: map[string]*scraper{}}
+	s := &scrapers{g: g, untaken: untaken.Bound{Most: maxUntaken}, known: map[string]*scraper{}}
 	if o.MaxRequestsInFlight > 0 {
 		s.waiting = make(chan struct{}, o.MaxRequestsInFlight)
 		o.MaxRequestsInFlight = 0
@@ -101,12 +102,12 @@ func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	b.ResponseWriter, b.status = w, http.StatusOK
 	b.Reset()
-	size, ok := s.answer(b, r)
+	taken, ok := s.answer(b, r)
+	defer taken()
 	if !ok {
 		http.Error(w, "too many scrapes at a time, or too much that others have not read yet: try again later", http.StatusServiceUnavailable)
 		return
 	}
-	defer s.untaken.Add(-size)
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(b.status)
 	_, _ = w.Write(b.Bytes()) // who asked is gone
@@ -115,29 +116,25 @@ func (s *scrapers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.idle.Store(b)
 }
 
-// answer makes the answer, unless too many wait for theirs or read theirs slowly. Its size counts as untaken from then on.
-func (s *scrapers) answer(b *body, r *http.Request) (size int64, ok bool) {
+// answer makes the answer, unless too many wait for theirs or read theirs slowly. taken is to be called when it was written.
+func (s *scrapers) answer(b *body, r *http.Request) (taken func(), ok bool) {
 	if s.waiting != nil {
 		select {
 		case s.waiting <- struct{}{}:
 			defer func() { <-s.waiting }()
 		default:
-			return 0, false
+			return func() {}, false
 		}
 	}
-	s.making.Lock()
-	defer s.making.Unlock()
-	if s.untaken.Load() >= maxUntaken {
-		return 0, false
-	}
-	if format, ok := s.textFormat(r); ok {
-		s.text(b, s.asking(r), format)
-	} else {
-		s.handler(r).ServeHTTP(b, r)
-	}
-	size = int64(b.Len())
-	s.untaken.Add(size)
-	return size, true
+	taken, err := s.untaken.Make(func() (int, error) {
+		if format, ok := s.textFormat(r); ok {
+			s.text(b, s.asking(r), format)
+		} else {
+			s.handler(r).ServeHTTP(b, r)
+		}
+		return b.Len(), nil
+	})
+	return taken, err == nil
 }
 
 // textFormat returns the text format that is asked for, false where it is another or a choice of families, which promhttp answers.

@@ -13,6 +13,7 @@ import (
 
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/snapshot"
+	"gpu-exporter/exporter/untaken"
 	"gpu-exporter/exporter/view"
 	"gpu-exporter/exporter/why"
 )
@@ -23,8 +24,7 @@ type Server struct {
 	history *history.History
 	ended   chan struct{} // closed when Run returns
 	streams atomic.Int64
-	making  sync.Mutex   // an answer is made at a time
-	untaken atomic.Int64 // bytes of answers that are being written
+	untaken untaken.Bound
 
 	now, why cached
 }
@@ -54,7 +54,7 @@ func (c *cached) of(s *snapshot.Snapshot, view func() any) ([]byte, error) {
 
 // New returns a server of the snapshots that latest returns; it must not return nil. Without Run it has no history.
 func New(latest func() *snapshot.Snapshot) *Server {
-	return &Server{latest: latest, history: history.New(), ended: make(chan struct{})}
+	return &Server{untaken: untaken.Bound{Most: maxUntaken}, latest: latest, history: history.New(), ended: make(chan struct{})}
 }
 
 // Run keeps the history until ctx ends, and ends all streams then. It is called once.
@@ -123,11 +123,16 @@ type refusal struct{ error }
 
 // answer writes a text, unless too much waits for slow readers.
 func (s *Server) answer(w http.ResponseWriter, text func() ([]byte, error)) {
-	b, err := s.make(text)
-	defer s.untaken.Add(-int64(len(b)))
+	var b []byte
+	taken, err := s.untaken.Make(func() (int, error) {
+		var err error
+		b, err = text()
+		return len(b), err
+	})
+	defer taken()
 	var refused refusal
 	switch {
-	case errors.Is(err, errUntaken):
+	case errors.Is(err, untaken.Err):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	case errors.As(err, &refused):
@@ -143,18 +148,4 @@ func (s *Server) answer(w http.ResponseWriter, text func() ([]byte, error)) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.Write(b)
 	w.Write([]byte{'\n'})
-}
-
-var errUntaken = errors.New("too much that others have not read yet: try again later")
-
-// make makes a text, whose bytes count as untaken from then on.
-func (s *Server) make(text func() ([]byte, error)) ([]byte, error) {
-	s.making.Lock()
-	defer s.making.Unlock()
-	if s.untaken.Load() >= maxUntaken {
-		return nil, errUntaken
-	}
-	b, err := text()
-	s.untaken.Add(int64(len(b)))
-	return b, err
 }
