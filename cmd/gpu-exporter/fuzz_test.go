@@ -37,7 +37,7 @@ func FuzzFlags(f *testing.F) {
 		parsed := errors.New("understood")
 		err := run([]string{a, b}, func(app *kingpin.Application, args []string) (string, error) {
 			app.Terminate(func(int) {}).UsageWriter(io.Discard).ErrorWriter(io.Discard)
-			if _, err := app.Parse(args); err != nil {
+			if _, err := parseArgs(app, args); err != nil {
 				return "", err
 			}
 			return "", parsed

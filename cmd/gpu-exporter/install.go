@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/alecthomas/kingpin/v2"
@@ -31,8 +32,23 @@ func installCommands(app *kingpin.Application) []command {
 				}
 				return err
 			}
+			if err := checkRoot(*inRoot); err != nil {
+				return err
+			}
 			return (&install.Systemd{Root: *inRoot, Program: itself, Force: *force, Out: os.Stdout}).Install()
 		}},
-		{"uninstall systemd", func(exporter.Config) error { return (&install.Systemd{Root: *outRoot, Out: os.Stdout}).Uninstall() }},
+		{"uninstall systemd", func(exporter.Config) error {
+			if err := checkRoot(*outRoot); err != nil {
+				return err
+			}
+			return (&install.Systemd{Root: *outRoot, Out: os.Stdout}).Uninstall()
+		}},
 	}
+}
+
+func checkRoot(dir string) error {
+	if d, err := os.Stat(dir); err != nil || !d.IsDir() {
+		return usageError{fmt.Errorf("--root: %s is not a directory", dir)}
+	}
+	return nil
 }

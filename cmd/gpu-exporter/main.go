@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -42,13 +43,13 @@ import (
 
 func main() {
 	frugal()
-	err := run(os.Args[1:], (*kingpin.Application).Parse)
+	err := run(os.Args[1:], parseArgs)
 	var exit exitCode
 	if errors.As(err, &exit) {
 		os.Exit(int(exit))
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "gpu-exporter: %v\n", err)
+		fmt.Fprintf(os.Stderr, "gpu-exporter: %v\n", oneLine(err))
 		var usage usageError
 		var unseen unseenError
 		if errors.As(err, &usage) || errors.As(err, &unseen) {
@@ -79,11 +80,11 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// run does what the arguments say once parse, which is kingpin's but in a test, has taken them apart.
-func run(args []string, parse func(app *kingpin.Application, args []string) (chosen string, err error)) error {
+// run does what the arguments say once take, which is parseArgs but in a test, has taken them apart.
+func run(args []string, take func(app *kingpin.Application, args []string) (chosen string, err error)) error {
 	app := kingpin.New("gpu-exporter", "docker stats for GPUs: which container is on which GPU, how hard, and what it holds.")
 	app.HelpFlag.Short('h')
-	app.Version(versioninfo.Print("gpu-exporter"))
+	app.UsageWriter(os.Stdout).Version(versionText())
 	// The flags of the application say what is watched; each command has its own besides. Without a command it serves.
 	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
 	commands := append(append(assetsCommands(app), installCommands(app)...), psCommand(app), topCommand(app), traceCommand(app), doctorCommand(app), whyCommand(app))
@@ -109,23 +110,20 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		perPID    = serving.Flag("metrics.processes", "A series per process: true, or false: processes are summed into their containers.").Default("true").Enum("true", "false")
 		valueLbls = serving.Flag("metrics.value-labels", "Add temperature, power, memory used and memory total as labels to gpu_utilization_percent. "+
 			"Every change of one makes a new series: thousands per process and day. Off unless something depends on it.").Bool()
-		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape. Where it bites, processes are summed into their containers, and if that is not enough containers into their GPU, until the restart. 0: no bound.").Default("100000").Int()
+		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape. Where it bites, processes are summed into their containers, and if that is not enough containers into their GPU, until the restart. 0: no bound.").Default("100000").Uint32()
 		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
 		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()
 		logConfig = &promslog.Config{}
 	)
 	toolkit := kingpinflag.AddFlags(serving, ":9400")
 	promslogflag.AddFlags(app, logConfig)
-	chosen, err := parse(app, args)
+	chosen, err := take(app, args)
 	if err != nil {
-		return usageError{fmt.Errorf("%w; see gpu-exporter --help", err)}
+		return usageError{err}
 	}
 	logger := promslog.New(logConfig)
 
-	options := metrics.Options{Fold: *perPID == "false", ValueLabels: *valueLbls, MaxSeries: *maxSeries}
-	if *maxSeries < 0 {
-		return usageError{errors.New("--metrics.max-series must not be negative")}
-	}
+	options := metrics.Options{Fold: *perPID == "false", ValueLabels: *valueLbls, MaxSeries: int(*maxSeries)}
 	if *valueLbls {
 		logger.Warn("--metrics.value-labels makes a new series of gpu_utilization_percent with every change of temperature, power or memory")
 	}
@@ -147,14 +145,15 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		return usageError{fmt.Errorf("--docker.host: %w", err)}
 	}
 	const shortest = 10 * time.Millisecond // the worker takes no shorter period
-	if *interval < shortest {
-		return usageError{errors.New("--nvml.interval must be at least 10ms")}
+	fastest := shortest
+	if *fastGPM == 0 {
+		fastest = 0
 	}
-	if *window <= 0 || *linger < 0 {
-		return usageError{errors.New("--window must be positive, and --linger not negative")}
-	}
-	if *fastGPM < 0 || *fastGPM > 0 && *fastGPM < shortest {
-		return usageError{errors.New("--nvml.gpm-fast must be at least 10ms, or 0")}
+	for _, err := range []error{within("nvml.interval", *interval, shortest, time.Hour), within("nvml.gpm-fast", *fastGPM, fastest, time.Hour),
+		within("window", *window, time.Second, time.Hour), within("linger", *linger, 0, 24*time.Hour), checkHostIP(*hostIP)} {
+		if err != nil {
+			return usageError{err}
+		}
 	}
 	if err := web.Validate(*toolkit.WebConfigFile); err != nil {
 		return usageError{fmt.Errorf("--web.config.file: %w", err)}
@@ -191,6 +190,9 @@ func run(args []string, parse func(app *kingpin.Application, args []string) (cho
 		if c.name == chosen {
 			return c.run(cfg)
 		}
+	}
+	if err := errors.Join(checkPath(*path), checkListen(*toolkit.WebListenAddresses)); err != nil {
+		return usageError{err}
 	}
 	if *replay != "" {
 		logger.Info("serving a recording, not this host", "recording", *replay)
@@ -234,6 +236,9 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 	if err := confine(needed(cfg, *toolkit.WebListenAddresses)); err != nil {
 		logger.Warn("running with more privileges than needed", "err", err)
 	}
+	if err := checkRecord(cfg.Record); err != nil {
+		return usageError{err}
+	}
 	e := exporter.New(cfg)
 
 	own := newSelf(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.NewCollector("gpu_exporter"))
@@ -262,16 +267,31 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 
 	failed := make(chan error, 2)
 	done := make(chan struct{})
+	listening := make(chan struct{})
+	var once sync.Once
+	server.BaseContext = func(net.Listener) context.Context {
+		once.Do(func() { close(listening) })
+		return context.Background()
+	}
 	go people.Run(ctx)
 	go func() {
 		defer close(done)
+		select { // nothing is attached or overwritten by an exporter that cannot listen
+		case <-listening:
+		case <-ctx.Done():
+			return
+		}
 		if err := e.Run(ctx); err != nil {
 			failed <- err
 		}
 	}()
 	go func() {
 		if err := web.ListenAndServe(server, toolkit, logger); !errors.Is(err, http.ErrServerClosed) {
-			failed <- err
+			flag := "web.listen-address"
+			if *toolkit.WebSystemdSocket {
+				flag = "web.systemd-socket"
+			}
+			failed <- fmt.Errorf("--%s: %w", flag, err)
 		}
 	}()
 	var err error

@@ -95,23 +95,6 @@ func TestValueLabels(t *testing.T) {
 	p.stop(t)
 }
 
-// TestWrongFlags: one line and exit code 2.
-func TestWrongFlags(t *testing.T) {
-	path := program(t)
-	for _, args := range [][]string{{"--no-such-flag"}, {"--metrics.include=("}, {"--metrics.processes=some"}, {"--metrics.max-series=-1"},
-		{"--nvml.interval=-1s"}, {"--nvml.interval=1ms"}, {"--window=0s"}, {"--nvml.gpm-fast=1ms"},
-		{"--replay=/no/such/file"}, {"--web.config.file=/no/such/file"}, {"--docker.host=ftp://x"}} {
-		var stderr bytes.Buffer
-		cmd := exec.Command(path, args...)
-		cmd.Stderr = &stderr
-		err := cmd.Run()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.ExitCode() != 2 || strings.Count(stderr.String(), "\n") != 1 {
-			t.Errorf("%v: %v, %q", args, err, stderr.String())
-		}
-	}
-}
-
 // TestFastGPM: short readings of SM activity are made when they are asked for, and only then.
 func TestFastGPM(t *testing.T) {
 	gpu := fake.H200(0)

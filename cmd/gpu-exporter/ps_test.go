@@ -139,7 +139,7 @@ func TestPsFails(t *testing.T) {
 	ran(t, "ps", "--url=nonsense").oneLine(t, 2, "not of the form")
 	ran(t, "ps", "--url="+other.URL, "--replay=demo").oneLine(t, 2, "exclude each other")
 	ran(t, "ps", "--url.ca-file=/no/such").oneLine(t, 2, "no such file")
-	ran(t, "ps", "--sort=size").oneLine(t, 2, "gpu,util,max,mem")
+	ran(t, "ps", "--sort=size").oneLine(t, 2, "--sort must be one of gpu, util, max, mem")
 	none := filepath.Join(t.TempDir(), "none")
 	ran(t, "ps", "--nvml.library="+none, "--docker.host=unix://"+none).oneLine(t, 2, "; gpu-exporter doctor says what to do")
 }

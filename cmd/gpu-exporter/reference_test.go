@@ -84,7 +84,9 @@ func flagsPage(t *testing.T) string {
 	m := commandLine(t)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s# Commands and flags\n\n%s Without a command it serves. A flag that is on or off\n"+
-		"is cleared with `no-` before its name. Every command takes the flags of all commands and its own. A wrong flag is one line and exit code 2.\n\n", generated, m.Help)
+		"is cleared with `no-` before its name and takes no value. Every command takes the flags of all commands and its own.\n\n"+
+		"What is wrong is one line on stderr that names the flag. Exit code 2: a flag, its value or a file of configuration is wrong. Exit code 1: what was asked for\n"+
+		"could not be done, as listening where another program does. Other codes are answers of the command.\n\n", generated, m.Help)
 	n := 0
 	table := func(flags []*kingpin.FlagModel) {
 		first := true

@@ -26,10 +26,10 @@ func topCommand(app *kingpin.Application) command {
 	sort, filter := addOrderFlags(c)
 	interval := c.Flag("interval", "Time between two readings.").Default("1s").Duration()
 	flat := c.Flag("flat", "Processes without their containers above them.").Bool()
-	count := c.Flag("count", "In plain text: how many times; 0 is without end.").Int()
+	count := c.Flag("count", "In plain text: how many times; 0 is without end.").Uint32()
 	return command{"top", func(cfg exporter.Config) error {
-		if *interval < 100*time.Millisecond || *count < 0 {
-			return usageError{fmt.Errorf("--interval must be at least 100ms, and --count not negative")}
+		if err := within("interval", *interval, 100*time.Millisecond, time.Hour); err != nil {
+			return usageError{err}
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
@@ -70,8 +70,8 @@ func reader(src *source) func(context.Context) (top.Frame, error) {
 }
 
 // plain writes what ps writes, again and again. An exporter that is gone is one line on stderr, and its end.
-func plain(ctx context.Context, src *source, interval time.Duration, count int, sort, filter string) error {
-	for i := 1; ; i++ {
+func plain(ctx context.Context, src *source, interval time.Duration, count uint32, sort, filter string) error {
+	for i := uint32(1); ; i++ {
 		s, err := src.snapshot(ctx)
 		if ctx.Err() != nil {
 			return nil

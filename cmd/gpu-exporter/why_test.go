@@ -74,7 +74,7 @@ func TestWhyURL(t *testing.T) {
 	p.stop(t)
 	ran(t, "why", url, strconv.Itoa(pid)).oneLine(t, 2, "; why needs one that has run for some minutes")
 	ran(t, "why", url, "--replay=demo", "x").oneLine(t, 2, "exclude each other")
-	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided; see gpu-exporter --help")
+	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided; see gpu-exporter why --help")
 }
 
 // TestWhyHostile: an exporter that lies cannot act on the terminal.
