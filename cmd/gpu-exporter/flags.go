@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"text/template"
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
@@ -172,6 +173,48 @@ func checkHostIP(text string) error {
 		return fmt.Errorf("--host-ip: %q is not an IP address", text)
 	}
 	return nil
+}
+
+// usage is the template of the help: of the program its commands, each in a sentence, and the flags of all; of a command its own flags alone.
+const usage = `{{with .Context.SelectedCommand -}}
+usage: gpu-exporter {{.FullCommand}}{{if .Commands}} COMMAND{{end}}{{range .Args}} {{.Name | Upper}}{{end}} [FLAGS]
+
+{{.Help | Wrap 0}}
+{{- if .Commands}}
+Commands:
+{{.FlattenedCommands | CommandsToTwoColumns | FormatTwoColumns -}}
+{{end}}
+{{- if .Args}}
+Arguments:
+{{range .Args}}{{template "argument" .}}{{end -}}
+{{end}}
+{{- if .Flags}}
+Flags:
+{{.Flags | FlagsToTwoColumns | FormatTwoColumns -}}
+{{end}}
+The flags of all commands, such as --replay: gpu-exporter --help
+{{else -}}
+usage: gpu-exporter [COMMAND] [FLAGS]
+
+{{.App.Help | Wrap 0}}
+Commands; the flags of each: gpu-exporter COMMAND --help
+{{.App.FlattenedCommands | CommandsToTwoColumns | FormatTwoColumns}}
+Flags of all commands:
+{{.App.Flags | FlagsToTwoColumns | FormatTwoColumns -}}
+{{end}}
+{{- define "argument"}}  {{.Name | Upper}}  {{.Help}}
+{{end}}`
+
+// usageFuncs are what the template needs besides kingpin's own.
+var usageFuncs = template.FuncMap{
+	"Upper": strings.ToUpper,
+	"CommandsToTwoColumns": func(list []*kingpin.CmdModel) (rows [][2]string) {
+		for _, c := range list {
+			first, _, _ := strings.Cut(c.Help, ". ")
+			rows = append(rows, [2]string{c.FullCommand, strings.TrimSuffix(first, ".") + "."})
+		}
+		return rows
+	},
 }
 
 // oneLine is an error on one line, as those of YAML are not.

@@ -156,6 +156,45 @@ func TestCannotListen(t *testing.T) {
 	}
 }
 
+// TestHelp: the help of a command fits on a screen, and has its own flags and no others; that of the program has every command and the flags of all.
+func TestHelp(t *testing.T) {
+	m := commandLine(t)
+	has := func(text string, f *kingpin.FlagModel) bool {
+		return strings.Contains(text, "--"+f.Name+"=") || strings.Contains(text, "--[no-]"+f.Name+" ")
+	}
+	all := ran(t, "--help")
+	if all.code != 0 || all.stderr != "" || !strings.HasPrefix(all.stdout, "usage: gpu-exporter [COMMAND] [FLAGS]\n") {
+		t.Errorf("%+v", all)
+	}
+	for _, c := range m.FlattenedCommands() {
+		if !strings.Contains(all.stdout, "\n  "+c.FullCommand+" ") {
+			t.Errorf("--help does not have the command %s", c.FullCommand)
+		}
+		if c.Name == "help" {
+			continue
+		}
+		r := ran(t, append(strings.Fields(c.FullCommand), "--help")...)
+		if n := strings.Count(r.stdout, "\n"); r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "usage: gpu-exporter "+c.FullCommand) || n > 45 {
+			t.Errorf("%s --help has %d lines: %+v", c.FullCommand, n, r)
+		}
+		for _, f := range c.Flags {
+			if !has(r.stdout, f) {
+				t.Errorf("%s --help does not have --%s", c.FullCommand, f.Name)
+			}
+		}
+		for _, f := range m.Flags {
+			if has(r.stdout, f) {
+				t.Errorf("%s --help has --%s", c.FullCommand, f.Name)
+			}
+		}
+	}
+	for _, f := range m.Flags {
+		if hidden := f.Hidden || f.Name == "help-long"; has(all.stdout, f) == hidden {
+			t.Errorf("--help: --%s: %v", f.Name, !hidden)
+		}
+	}
+}
+
 // TestVersion: what the build did not tell is left out.
 func TestVersion(t *testing.T) {
 	r := ran(t, "--version")

@@ -15,8 +15,8 @@ const itself = "/proc/self/exe"
 
 func installCommands(app *kingpin.Application) []command {
 	const root = "Directory to take for the host's root: nothing is started or stopped."
-	in := app.Command("install", "Install this program on this host.").Command("systemd", "Install this program as a systemd service and start it: "+
-		"it becomes "+install.Program+", its unit "+install.Unit+". Systemd is not reloaded.")
+	in := app.Command("install", "Install this program on this host.").Command("systemd", "Install this program as a systemd service and start it. "+
+		"It becomes "+install.Program+", its unit "+install.Unit+". Systemd is not reloaded.")
 	inRoot := in.Flag("root", root).Default("/").String()
 	printed := in.Flag("print", "Only print the unit.").Bool()
 	force := in.Flag("force", "Replace a unit that differs.").Bool()

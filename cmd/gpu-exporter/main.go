@@ -83,21 +83,23 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 // run does what the arguments say once take, which is parseArgs but in a test, has taken them apart.
 func run(args []string, take func(app *kingpin.Application, args []string) (chosen string, err error)) error {
 	app := kingpin.New("gpu-exporter", "docker stats for GPUs: which container is on which GPU, how hard, and what it holds.")
-	app.HelpFlag.Short('h')
-	app.UsageWriter(os.Stdout).Version(versionText())
+	app.HelpFlag.Short('h').Help("Show help; after a command, that of the command.")
+	app.UsageWriter(os.Stdout).UsageTemplate(usage).UsageFuncs(usageFuncs).Version(versionText())
+	app.VersionFlag.Help("Show the version.")
 	// The flags of the application say what is watched; each command has its own besides. Without a command it serves.
 	serving := app.Command("serve", "Serve the metrics and the page: what is done without a command.").Default()
-	commands := append(append(assetsCommands(app), installCommands(app)...), psCommand(app), topCommand(app), traceCommand(app), doctorCommand(app), whyCommand(app))
+	commands := []command{psCommand(app), topCommand(app), whyCommand(app), doctorCommand(app), traceCommand(app)}
+	commands = append(append(commands, assetsCommands(app)...), installCommands(app)...)
 	var (
 		path     = serving.Flag("web.telemetry-path", "Path of the metrics.").Default("/metrics").String()
 		interval = app.Flag("nvml.interval", "Period of the cheap NVML readings.").Default("1s").Duration()
 		fastGPM  = app.Flag("nvml.gpm-fast", "Period of additional short readings of SM activity on Hopper and later, such as 100ms, each 0.3 ms of CPU time; 0: none.").Default("0s").Duration()
-		program  = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").String()
-		library  = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").String()
+		program  = app.Flag("nvml.worker", "Worker program on disk, instead of the one built in.").PlaceHolder("FILE").String()
+		library  = app.Flag("nvml.library", "NVML library below the driver root; searched when empty.").PlaceHolder("FILE").String()
 		root     = app.Flag("driver-root", "Directory below which the driver's libraries and devices are.").Default("/").String()
 		engine   = app.Flag("docker.host", "Address of the Docker engine.").Default(docker.DefaultHost).String()
 		proc     = app.Flag("proc", "A procfs of the host's PID namespace.").Default("/proc").String()
-		hostIP   = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").String()
+		hostIP   = app.Flag("host-ip", "Value of the label host_ip; the address of the default route when empty.").PlaceHolder("ADDRESS").String()
 		mode     = app.Flag("tracer", "How kernel events are traced: fentry, tracepoint or off; auto takes fentry, else tracepoint, else off.").Default(tracer.ModeAuto).
 				Enum(tracer.ModeAuto, tracer.ModeFentry, tracer.ModeTracepoint, tracer.ModeOff)
 		probe     = app.Flag("probe", "Count copies and allocations with probes on libcuda: on or off.").Default("on").Enum("on", "off")
@@ -105,14 +107,14 @@ func run(args []string, take func(app *kingpin.Application, args []string) (chos
 		traced    = app.Flag("tracer.devices", "Character devices to trace instead of NVIDIA's, as MAJOR:MINOR=NODE: for tests.").Hidden().Strings()
 		window    = app.Flag("window", "Window of the maxima.").Default("60s").Duration()
 		linger    = app.Flag("linger", "For how long the counters of a gone process stay.").Default("2m").Duration()
-		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").String()
-		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").String()
+		include   = serving.Flag("metrics.include", "Regular expression of the metric families to expose.").PlaceHolder("REGEXP").String()
+		exclude   = serving.Flag("metrics.exclude", "Regular expression of the metric families to leave out.").PlaceHolder("REGEXP").String()
 		perPID    = serving.Flag("metrics.processes", "A series per process: true, or false: processes are summed into their containers.").Default("true").Enum("true", "false")
 		valueLbls = serving.Flag("metrics.value-labels", "Add temperature, power, memory used and memory total as labels to gpu_utilization_percent. "+
 			"Every change of one makes a new series: thousands per process and day. Off unless something depends on it.").Bool()
 		maxSeries = serving.Flag("metrics.max-series", "Most series of a scrape. Where it bites, processes are summed into their containers, and if that is not enough containers into their GPU, until the restart. 0: no bound.").Default("100000").Uint32()
-		record    = serving.Flag("record", "File to record every input in, for --replay.").String()
-		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").String()
+		record    = serving.Flag("record", "File to record every input in, for --replay.").PlaceHolder("FILE").String()
+		replay    = app.Flag("replay", "Recording to show instead of this host: a file, or demo for the built-in one.").PlaceHolder("FILE").String()
 		logConfig = &promslog.Config{}
 	)
 	toolkit := kingpinflag.AddFlags(serving, ":9400")

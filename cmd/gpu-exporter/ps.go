@@ -63,7 +63,7 @@ func psCommand(app *kingpin.Application) command {
 
 func addOrderFlags(c *kingpin.CmdClause) (sort, filter *string) {
 	sort = c.Flag("sort", "Order: "+strings.Join(table.Keys, ", ")+".").Default(table.Keys[0]).Enum(table.Keys...)
-	filter = c.Flag("filter", "Only what has this text in its container, image, command, PID or GPU.").String()
+	filter = c.Flag("filter", "Only what has this text in its container, image, command, PID or GPU.").PlaceHolder("TEXT").String()
 	return sort, filter
 }
 

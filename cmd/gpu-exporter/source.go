@@ -60,7 +60,7 @@ func addSourceFlags(c *kingpin.CmdClause, more string) *sourceFlags {
 	f := &sourceFlags{}
 	f.url = c.Flag("url", "A running exporter to read, with USER:PASSWORD@ before the host for basic auth."+more).
 		Envar(urlVariable).Default(defaultURL).IsSetByUser(&f.named).String()
-	f.authority = c.Flag("url.ca-file", "Certificates, in PEM, of the authority that signed the exporter's; the system's when empty.").String()
+	f.authority = c.Flag("url.ca-file", "Certificates, in PEM, of the authority that signed the exporter's; the system's when empty.").PlaceHolder("FILE").String()
 	return f
 }
 

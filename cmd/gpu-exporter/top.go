@@ -26,7 +26,7 @@ func topCommand(app *kingpin.Application) command {
 	sort, filter := addOrderFlags(c)
 	interval := c.Flag("interval", "Time between two readings.").Default("1s").Duration()
 	flat := c.Flag("flat", "Processes without their containers above them.").Bool()
-	count := c.Flag("count", "In plain text: how many times; 0 is without end.").Uint32()
+	count := c.Flag("count", "In plain text: how many times; 0 is without end.").PlaceHolder("N").Uint32()
 	return command{"top", func(cfg exporter.Config) error {
 		if err := within("interval", *interval, 100*time.Millisecond, time.Hour); err != nil {
 			return usageError{err}

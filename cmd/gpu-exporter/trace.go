@@ -28,7 +28,7 @@ import (
 func traceCommand(app *kingpin.Application) command {
 	c := app.Command("trace", "Show what processes do to the GPUs as the kernel sees it: opens, contexts, memory, failures, exits.")
 	asJSON := c.Flag("json", "One JSON object per event.").Bool()
-	only := c.Flag("filter", "Only events with this text in their container, image, command, PID, GPU or kind.").String()
+	only := c.Flag("filter", "Only events with this text in their container, image, command, PID, GPU or kind.").PlaceHolder("TEXT").String()
 	return command{"trace", func(cfg exporter.Config) error {
 		if cfg.Replay != nil {
 			return usageError{errors.New("trace follows this host: --replay has no events")}
