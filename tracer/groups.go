@@ -147,14 +147,14 @@ func (g *groups) close() {
 }
 
 // see notes a control group with the best name that is known for it: the path that /proc has, else the path that the id leads to, else the
-// last component, which the kernel side sent.
+// last component, which the kernel side sent. /proc is not believed where it is of another group: the process was moved since, or it exits.
 func (g *groups) see(id uint64, proc, last string) string {
 	if known := g.byID[id]; known != nil && known.path != "" {
 		known.gone = time.Time{}
 		return known.path
 	}
 	p := proc
-	if p == "" {
+	if p == "" || !g.leads(p, id, last) {
 		p = g.byHandle(id)
 	}
 	if p == "" {
@@ -171,6 +171,19 @@ func (g *groups) see(id uint64, proc, last string) string {
 	}
 	return p
 }
+
+// leads tells whether a path from /proc is that of the group of an id. Where the path is not to be seen here, as in a container, its last component
+// decides, of which the kernel side sent so much as it has room for.
+func (g *groups) leads(p string, id uint64, last string) bool {
+	if inode := g.inode(p); inode != 0 {
+		return inode == id
+	}
+	base := path.Base(p)
+	return last == "" || base == last || len(last) == nameRoom && strings.HasPrefix(base, last)
+}
+
+// nameRoom is how many bytes of a group's name the kernel side sends.
+const nameRoom = len(bpfOpenEvent{}.Cgroup) - 1
 
 // maxGroups bounds the table; the kernel side has as many by default.
 const maxGroups = 16384

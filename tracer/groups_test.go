@@ -3,6 +3,8 @@ package tracer
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,4 +137,46 @@ func TestTickCost(t *testing.T) {
 	}
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
 	t.Logf("a tick takes %v of CPU", time.Duration(after.Utime.Nano()+after.Stime.Nano()-before.Utime.Nano()-before.Stime.Nano())/20)
+}
+
+// TestGroupNames: the path that /proc has is not taken for a group that it does not lead to. The process may have been moved since, and on version 1
+// one that exits is shown at the root.
+func TestGroupNames(t *testing.T) {
+	root := t.TempDir()
+	long := strings.Repeat("n", 200)
+	for _, dir := range []string{"docker-a.scope", "docker-b.scope", long} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := newGroups(&Config{ProcRoot: "/proc", CgroupRoot: root}, nil)
+	defer ids.close()
+	const elsewhere = 1 << 50 // the id of a group that has no directory here
+	for _, tt := range []struct {
+		name       string
+		id         uint64
+		proc, last string
+		want       string
+	}{
+		{"as /proc says", ids.inode("/docker-a.scope"), "/docker-a.scope", "docker-a.scope", "/docker-a.scope"},
+		{"at the root", ids.inode("/"), "/", "/", "/"},
+		{"exits: /proc says the root", ids.inode("/docker-a.scope"), "/", "docker-a.scope", "/docker-a.scope"},
+		{"exits, and the group is gone", elsewhere, "/", "docker-c.scope", "docker-c.scope"},
+		{"moved since", ids.inode("/docker-a.scope"), "/docker-b.scope", "docker-a.scope", "/docker-a.scope"},
+		{"/proc does not tell", ids.inode("/docker-b.scope"), "", "docker-b.scope", "/docker-b.scope"},
+		{"the hierarchy is not to be seen", elsewhere, "/../docker-d.scope", "docker-d.scope", "/../docker-d.scope"},
+		{"the hierarchy is not to be seen, and moved", elsewhere, "/../docker-d.scope", "docker-e.scope", "docker-e.scope"},
+		{"the hierarchy is not to be seen, a long name", elsewhere, "/../" + long + "e", long[:127], "/../" + long + "e"},
+		{"a fork: the kernel side sends no name", elsewhere, "/../docker-d.scope", "", "/../docker-d.scope"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := newGroups(&Config{ProcRoot: "/proc", CgroupRoot: root}, nil)
+			defer g.close()
+			for range 2 { // the second from what was kept
+				if got := g.see(tt.id, tt.proc, tt.last); got != tt.want {
+					t.Errorf("%q, want %q", got, tt.want)
+				}
+			}
+		})
+	}
 }

@@ -113,7 +113,13 @@ func (r *Reader) fill(pid int, s stat) (*cached, error) {
 	cgroup, err := r.file(pid, "cgroup")
 	switch {
 	case err == nil:
-		text := string(cgroup)
+		text, known := r.living(pid, s.start, string(cgroup))
+		if !known { // what was known of it before it began to exit is still true
+			if old := r.cache[pid]; old != nil && old.p.StartTime == s.start {
+				c.p.Cgroup, c.p.Container = old.p.Cgroup, old.p.Container
+			}
+			break
+		}
 		c.p.Cgroup = containers.CgroupPath(text)
 		c.p.Container = containers.FromCgroup(text)
 	case errors.Is(err, fs.ErrNotExist) && r.exists(pid): // a kernel without control groups
@@ -127,6 +133,46 @@ func (r *Reader) fill(pid int, s stat) (*cached, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// maxThreads bounds how many threads are asked for the control group of a process whose leader has ended.
+const maxThreads = 16
+
+// living returns the control groups of a process, given what /proc says of its leader. In the hierarchies of version 1 the kernel shows one that
+// has begun to exit at the root, and that lasts: as long as the driver frees what the process holds, or as long as its other threads run. Then a
+// living thread tells, else it is not known.
+func (r *Reader) living(pid int, start uint64, text string) (string, bool) {
+	// Version 2 alone is told to the end, and a container is not the root. Whether the process exits is asked after its groups were read.
+	if strings.HasPrefix(text, "0::") || containers.FromCgroup(text) != "" || !r.exiting(pid, "stat", start) {
+		return text, true
+	}
+	dir, err := os.Open(r.root() + "/" + strconv.Itoa(pid) + "/task")
+	if err != nil {
+		return "", false
+	}
+	defer dir.Close()
+	threads, _ := dir.Readdirnames(maxThreads) // what was read before an error counts
+	for _, thread := range threads {
+		cgroup, err := r.file(pid, "task/"+thread+"/cgroup")
+		if err != nil {
+			continue
+		}
+		if text := string(cgroup); thread != strconv.Itoa(pid) && !r.exiting(pid, "task/"+thread+"/stat", 0) {
+			return text, true
+		}
+	}
+	return "", false
+}
+
+// exiting tells whether a process or thread has begun to exit, or is gone. start, when not 0, is its start time: another one under its number is
+// another process.
+func (r *Reader) exiting(pid int, name string, start uint64) bool {
+	data, err := r.file(pid, name)
+	if errors.Is(err, ErrLeftOut) {
+		return false
+	}
+	s, parseErr := parseStat(data)
+	return err != nil || parseErr != nil || s.flags&exitingFlag != 0 || start != 0 && s.start != start
 }
 
 // Forget drops what is cached of every process that keep does not name.
@@ -228,10 +274,14 @@ func openRead(path []byte) (int, error) {
 type stat struct {
 	comm         []byte // raw
 	state        byte
+	flags        uint64
 	utime, stime uint64 // clock ticks
 	threads      int64
 	start        uint64 // clock ticks after boot
 }
+
+// exitingFlag is PF_EXITING of the kernel, in the flags of stat.
+const exitingFlag = 0x4
 
 // gone tells whether nothing of the process runs any more. A leader that is a zombie beside living threads is a process that
 // called pthread_exit in main.
@@ -277,6 +327,8 @@ func parseStat(data []byte) (stat, error) {
 		switch field {
 		case 3:
 			s.state, ok = word[0], len(word) == 1 && 'A' <= word[0]&^0x20 && word[0]&^0x20 <= 'Z'
+		case 9:
+			s.flags, ok = parseUint(word)
 		case 14:
 			s.utime, ok = parseUint(word)
 		case 15:

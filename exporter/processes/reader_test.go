@@ -41,6 +41,14 @@ func statLine(pid int, comm, state string, utime, stime, threads, start uint64) 
 		"4096 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", pid, comm, state, pid, pid, utime, stime, threads, start)
 }
 
+// rootV1 is what a kernel with version 1 shows of who is at the root, or exits.
+const rootV1 = "2:cpu:/\n1:name=systemd:/\n0::/\n"
+
+// exitingLine is statLine of a process or thread that frees what it holds, as kernel 6.18 prints it.
+func exitingLine(pid int) string {
+	return strings.Replace(statLine(pid, "x", "D", 0, 0, 3, 5), " 4194560 ", " 4228364 ", 1)
+}
+
 func TestRead(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -68,6 +76,17 @@ func TestRead(t *testing.T) {
 			Process{PID: 7, StartTime: 5, Comm: "x", Command: "x"}, nil},
 		{"leader dead, threads alive", map[string]string{"7/stat": statLine(7, "x", "Z", 0, 0, 3, 5), "7/cgroup": "0::/\n", "7/cmdline": ""},
 			Process{PID: 7, StartTime: 5, Comm: "x", Cgroup: "/"}, nil},
+		{"exits, version 1", map[string]string{"7/stat": exitingLine(7), "7/cgroup": rootV1, "7/task/7/stat": exitingLine(7), "7/task/7/cgroup": rootV1,
+			"7/cmdline": "x\x00"}, Process{PID: 7, StartTime: 5, Comm: "x", Command: "x"}, nil},
+		{"exits, version 2", map[string]string{"7/stat": exitingLine(7), "7/cgroup": "0::/docker/" + containerID + "\n", "7/cmdline": ""},
+			Process{PID: 7, StartTime: 5, Comm: "x", Cgroup: "/docker/" + containerID, Container: containerID}, nil},
+		{"leader exited, a thread tells, version 1", map[string]string{"7/stat": exitingLine(7), "7/cgroup": rootV1, "7/cmdline": "",
+			"7/task/7/stat": exitingLine(7), "7/task/7/cgroup": rootV1, "7/task/8/stat": exitingLine(8), "7/task/8/cgroup": rootV1,
+			"7/task/9/stat": statLine(9, "x", "S", 0, 0, 3, 6), "7/task/9/cgroup": "2:cpu:/docker/" + containerID + "\n0::/\n"},
+			Process{PID: 7, StartTime: 5, Comm: "x", Cgroup: "/docker/" + containerID, Container: containerID}, nil},
+		{"at the root, version 1", map[string]string{"7/stat": statLine(7, "x", "S", 0, 0, 1, 5), "7/cgroup": rootV1, "7/cmdline": ""},
+			Process{PID: 7, StartTime: 5, Comm: "x", Cgroup: "/"}, nil},
+		{"flags are no number", map[string]string{"7/stat": strings.Replace(statLine(7, "x", "S", 0, 0, 1, 5), "4194560", "-", 1)}, Process{}, errStat},
 		{"zombie", map[string]string{"7/stat": statLine(7, "x", "Z", 0, 0, 1, 5)}, Process{}, ErrGone},
 		{"dead", map[string]string{"7/stat": statLine(7, "x", "X", 0, 0, 0, 5)}, Process{}, ErrGone},
 		{"gone", nil, Process{}, ErrGone},
@@ -156,6 +175,24 @@ func TestCache(t *testing.T) {
 }
 
 // TestReadReal compares with what the library procfs reads of a real process.
+// TestExitKeepsGroup: a process keeps its container while it exits, which takes the driver seconds where much memory is to be freed.
+func TestExitKeepsGroup(t *testing.T) {
+	root := tree(t, map[string]string{"7/stat": statLine(7, "x", "S", 0, 0, 1, 5), "7/cgroup": "2:cpu:/docker/" + containerID + "\n0::/\n", "7/cmdline": "x\x00"})
+	r := Reader{Root: root}
+	for read := range 3 * refreshEvery {
+		if read == refreshEvery/2 {
+			for name, text := range map[string]string{"stat": exitingLine(7), "cgroup": rootV1} {
+				if err := os.WriteFile(filepath.Join(root, "7", name), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if p, err := r.Read(7); err != nil || p.Container != containerID || p.Cgroup != "/docker/"+containerID {
+			t.Fatalf("read %d: %+v, %v", read, p, err)
+		}
+	}
+}
+
 func TestReadReal(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -217,7 +254,7 @@ func TestReadReal(t *testing.T) {
 	}
 }
 
-// TestVanish reads processes that end all the time: each is read in full or is gone.
+// TestVanish reads processes that end all the time: each is read in full or is gone, or it exits and version 1 does not tell its group any more.
 func TestVanish(t *testing.T) {
 	var r Reader
 	for range 150 {
@@ -237,7 +274,8 @@ func TestVanish(t *testing.T) {
 			if err != nil && !errors.Is(err, ErrGone) {
 				t.Fatalf("error %v", err)
 			}
-			if err == nil && (p.StartTime == 0 || p.Cgroup == "" || p.Comm == "") {
+			told := p.Cgroup != "" || r.exiting(p.PID, "stat", p.StartTime)
+			if err == nil && (p.StartTime == 0 || !told || p.Comm == "") {
 				t.Fatalf("half a process: %+v", p)
 			}
 		}

@@ -164,6 +164,20 @@ func TestReusedPID(t *testing.T) {
 	}
 }
 
+// TestExitingGroup: of a process that was exiting when /proc was asked, the tracer knows the container; of an earlier process of that PID it does not.
+func TestExitingGroup(t *testing.T) {
+	for start, want := range map[uint64]string{1: idA, 2: ""} {
+		b := NewBuilder(Config{})
+		b.Apply(dockerHas(t0, containers.Container{ID: idA, Name: "job"}))
+		b.Apply(procs(t0, processes.Process{PID: 7, StartTime: start, Comm: "python"}))
+		b.Apply(report(t0, activity.Report{Processes: []activity.Process{{PID: 7, StartTime: 1, Cgroup: "/docker/" + idA, Compute: true}}}))
+		b.Apply(tick(t0, frame.Device{Load: load(100), Processes: list(7, 50)}))
+		if w := find(b.Snapshot(t0), 7); w == nil || w.Container.ID != want {
+			t.Errorf("start %d: %+v, want container %q", start, w, want)
+		}
+	}
+}
+
 // TestNothingLeft: of 200 containers that came and went in a minute, with processes on the GPU, samples, copies, opens and names, no map keeps an entry
 // once the linger time is over, nor of the PIDs and control groups.
 func TestNothingLeft(t *testing.T) {

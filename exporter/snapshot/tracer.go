@@ -93,6 +93,8 @@ func (b *Builder) facts(pid int) (processes.Process, bool) {
 	if t := b.tracer.processes[pid]; t != nil && (!ok || t.StartTime > p.StartTime) {
 		return processes.Process{PID: pid, StartTime: t.StartTime, Comm: containers.Clean(t.Comm, 64), Cgroup: t.Cgroup,
 			Container: containers.FromCgroup(t.Cgroup)}, true
+	} else if t != nil && t.StartTime == p.StartTime && p.Cgroup == "" { // it was exiting when /proc was asked
+		p.Cgroup, p.Container = t.Cgroup, containers.FromCgroup(t.Cgroup)
 	}
 	return p, ok
 }
