@@ -21,6 +21,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -63,17 +64,24 @@ type NotFoundError struct {
 	Tried []Tried
 }
 
-// Error names every path with its reason.
+// Error names each path at which there is something, with what is wrong with it. Where there is nothing is only counted, but for a path that is the one.
 func (e *NotFoundError) Error() string {
-	var b strings.Builder
-	b.WriteString("no usable " + soname + ": tried ")
-	for i, t := range e.Tried {
-		if i > 0 {
-			b.WriteString("; ")
+	var found []string
+	for _, t := range e.Tried {
+		if len(e.Tried) == 1 || !t.missing() {
+			found = append(found, fmt.Sprintf("%s (%v)", t.Path, t.Err))
 		}
-		fmt.Fprintf(&b, "%s (%v)", t.Path, t.Err)
 	}
-	return b.String()
+	text := "no usable " + soname + ": "
+	if len(found) == 0 {
+		return text + fmt.Sprintf("it is in none of %d places where drivers have it", len(e.Tried))
+	}
+	return text + "tried " + strings.Join(found, "; ")
+}
+
+// missing tells whether nothing is there. Of its own search the loader says so in words.
+func (t *Tried) missing() bool {
+	return errors.Is(t.Err, fs.ErrNotExist) || errors.Is(t.Err, syscall.ENOTDIR) || strings.Contains(t.Err.Error(), "cannot open shared object file: No such file")
 }
 
 // Is matches ErrLibraryNotFound.

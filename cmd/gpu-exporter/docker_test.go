@@ -185,8 +185,8 @@ func TestDocker(t *testing.T) {
 	})
 	t.Run("stop", func(t *testing.T) {
 		d.Docker(t, "stop", "one")
-		s := p.until(t, time.Second, "no memory of the stopped container", func(s scrape) bool {
-			return len(s.find("gpu_memory_used_bytes", "container_name", "one")) == 0
+		s := p.until(t, 5*time.Second, "no memory of the stopped container", func(s scrape) bool {
+			return len(s.find("gpu_memory_used_bytes", "container_name", "one"))+len(s.find("gpu_container_info", "container_name", "one")) == 0
 		})
 		for name := range s {
 			if !strings.HasSuffix(name, "_total") {

@@ -19,8 +19,11 @@ import (
 	"gpu-exporter/exporter/input"
 )
 
-// maxReason bounds a reason on a line for people; the JSON has all of it.
-const maxReason = 300
+// Bounds of a reason on a line for people, and of what doctor saw; the JSON has all of it.
+const (
+	maxReason   = 300
+	maxEvidence = 600
+)
 
 func doctorCommand(app *kingpin.Application) command {
 	c := app.Command("doctor", "Look for what keeps GPUs, containers or the exporter from working, and say what to do. "+
@@ -59,7 +62,7 @@ func doctorCommand(app *kingpin.Application) command {
 			}
 		} else {
 			for _, f := range report.Findings {
-				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, containers.Cut(f.Evidence, maxReason))
+				fmt.Fprintf(out, "%-8s %-13s %s\n", f.State, f.Check, containers.Cut(f.Evidence, maxEvidence))
 				if f.Advice != "" {
 					fmt.Fprintf(out, "%22s do: %s\n", "", f.Advice)
 				}

@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/exporter-toolkit/web/kingpinflag"
 
 	"gpu-exporter/exporter"
+	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/docker"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/metrics"
@@ -338,6 +339,7 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 	if s.Recorded {
 		fmt.Fprintln(w, "this is a recording, not this host")
 	}
+	down := false
 	for _, name := range []string{input.SourceNVML, input.SourceDocker} {
 		switch src, ok := s.Sources[name]; {
 		case !ok:
@@ -345,7 +347,8 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 		case src.Up:
 			fmt.Fprintf(w, "%s: up\n", name)
 		default:
-			fmt.Fprintf(w, "%s: down: %s\n", name, src.Reason)
+			down = true
+			fmt.Fprintf(w, "%s: down: %s\n", name, containers.Cut(src.Reason, maxReason))
 		}
 	}
 	switch r := s.Tracer; {
@@ -358,7 +361,11 @@ func ready(w http.ResponseWriter, s *snapshot.Snapshot) {
 	case r == nil:
 		fmt.Fprintln(w, "tracer: starting")
 	default:
-		fmt.Fprintf(w, "tracer: down: %s\n", r.Reason)
+		down = true
+		fmt.Fprintf(w, "tracer: down: %s\n", containers.Cut(r.Reason, maxReason))
+	}
+	if down {
+		fmt.Fprintln(w, "what to do: gpu-exporter doctor")
 	}
 }
 

@@ -51,6 +51,9 @@ func TestNothingHere(t *testing.T) {
 	if list := p.complaints(); len(list) != 2 {
 		t.Errorf("%d warnings, want 2:\n%s", len(list), p.log.String())
 	}
+	if got := p.get(t, "/-/ready"); !strings.HasSuffix(got, "\nwhat to do: gpu-exporter doctor\n") || !strings.Contains(got, "nvml: down: no usable libnvidia-ml.so.1: tried "+none) {
+		t.Errorf("ready says %q", got)
+	}
 	p.stop(t)
 }
 

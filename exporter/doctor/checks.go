@@ -12,7 +12,7 @@ var (
 		"nothing, if it shall save power; else write `on` to its `power/control` in sysfs"}
 	notLoaded = &Fault{Broken, "the NVIDIA driver is not loaded",
 		"`modprobe nvidia`; if that fails, install the driver for this kernel and see `dmesg`"}
-	noLibrary = &Fault{Broken, "no usable libnvidia-ml.so.1: tried …",
+	noLibrary = &Fault{Broken, "no usable libnvidia-ml.so.1: …",
 		"install the driver's libraries, or name the file with `--nvml.library`; in a container set `--driver-root`"}
 	noNVML = &Fault{Broken, "NVML is down for another reason",
 		"do what the reason says; if NVML hangs, a GPU does: see `dmesg` for Xid errors"}

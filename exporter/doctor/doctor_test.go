@@ -186,6 +186,9 @@ var cases = []struct {
 	{noLibrary, "no library", func(r *tree) {
 		r.says("nvml", "no usable libnvidia-ml.so.1: tried /x")
 	}, "tried /x"},
+	{noLibrary, "no library anywhere", func(r *tree) {
+		r.says("nvml", "no usable libnvidia-ml.so.1: it is in none of 15 places where drivers have it")
+	}, "and in /usr/lib/"},
 	{noNVML, "NVML down", func(r *tree) {
 		r.says("nvml", "nvmlInit_v2 does not return")
 	}, "does not return"},

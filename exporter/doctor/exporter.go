@@ -13,6 +13,7 @@ import (
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
 	"gpu-exporter/exporter/view"
+	"gpu-exporter/nvml/libdir"
 )
 
 // source returns the state of a source of the exporter; nil: there is no exporter, or it has not said.
@@ -78,7 +79,11 @@ func (h *Host) nvml() []found {
 	case s.Up:
 		return fine(fmt.Sprintf("version %s, GPUs: %d", h.Snapshot.Driver.NVMLVersion, len(h.Snapshot.Devices)))
 	case strings.HasPrefix(s.Reason, "no usable libnvidia-ml"), strings.HasPrefix(s.Reason, "no glibc under"):
-		return wrong(noLibrary, s.Reason)
+		evidence := s.Reason
+		if strings.Contains(evidence, ": it is in none of ") {
+			evidence += "; looked for by the loader and in " + strings.Join(libdir.Directories(), ", ")
+		}
+		return wrong(noLibrary, evidence)
 	case strings.Contains(s.Reason, "driver is not loaded"):
 		return wrong(notLoaded, s.Reason)
 	case strings.Contains(s.Reason, "different versions"):

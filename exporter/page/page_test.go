@@ -35,7 +35,7 @@ func sample(load float64) *snapshot.Snapshot {
 	c := containers.Container{ID: strings.Repeat("c", 64), Name: "train" + hostile, Image: hostile}
 	idle := containers.Container{ID: strings.Repeat("d", 64), Name: "idle", Requests: []containers.Request{{Text: hostile, IDs: []string{"9"}}}}
 	return &snapshot.Snapshot{Time: time.Now(), Host: input.Host{Name: hostile}, Library: frame.Library{DriverVersion: hostile},
-		Sources: map[string]input.Source{"docker": {Name: "docker", Reason: hostile}, "nvml": {Name: "nvml", Up: true}},
+		Sources: map[string]input.Source{"docker": {Name: "docker", Reason: hostile}, "nvml": {Name: "nvml", Up: true}, "z": {Name: "z", Reason: strings.Repeat("wall ", 200)}},
 		Devices: []snapshot.Device{
 			{UUID: "GPU-0", State: frame.StateOK, Info: frame.Info{Name: hostile, PCIBusID: hostile}, Load: &frame.Load{Utilization: frame.Some(load), MemoryUsed: frame.Some[uint64](3 << 30),
 				MemoryTotal: frame.Some[uint64](140 << 30), Power: frame.Some(500.0), Throttle: frame.Some[uint64](1 << 2)}},
@@ -236,6 +236,8 @@ func TestBrowser(t *testing.T) {
 	want(first+".innerText.includes('Clocks limited by sw_power_cap')", "true")
 	want("document.querySelectorAll('#gpus article')[1].innerText.includes('lost: <img')", "true")
 	want("document.getElementById('notice').textContent.startsWith('docker is down: <img')", "true")
+	want("document.getElementById('notice').textContent.endsWith('…\\nWhat to do: gpu-exporter doctor')", "true")
+	want("document.getElementById('notice').textContent.length < 600", "true")
 	want("document.documentElement.scrollWidth <= 360", "true")
 	until("what holds a container back", "document.querySelector('#containers .why') !== null")
 	const reason = "document.querySelector('#containers .why')"
@@ -247,6 +249,11 @@ func TestBrowser(t *testing.T) {
 
 	load.Store(77)
 	until("the new load", first+".innerText.includes('77 %')")
+
+	if err := chromedp.Do(ctx, chromedp.EmulateViewport(1000, 800)); err != nil {
+		t.Fatal(err)
+	}
+	want("document.querySelector('nav').offsetTop < document.querySelector('h1').offsetTop + document.querySelector('h1').offsetHeight", "true") // one row
 
 	back := func(scheme string) string {
 		media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}

@@ -91,7 +91,7 @@ function container(c, list) {
 function draw() {
   if (!snapshot || !getSelection().isCollapsed) return; // somebody selects text to copy
   const s = snapshot, by = new Map();
-  document.getElementById('host').textContent = [s.host.name, s.host.ip, s.driver.version && 'driver ' + s.driver.version, new Date(s.time).toLocaleTimeString(), s.recorded && 'a recording, not this host'].filter(Boolean).join(' · ');
+  document.getElementById('host').textContent = [s.host.name, s.host.ip, s.driver.version && 'driver ' + s.driver.version, new Date(s.time).toLocaleTimeString()].filter(Boolean).join(' · ');
   for (const w of s.workloads) {
     const id = w.container_id || '';
     by.set(id, [...by.get(id) || [], w]);
@@ -104,8 +104,14 @@ function draw() {
   if (by.has('')) cards.push(el('article', {}, el('h2', {textContent: 'Outside containers'}), processes(by.get(''))));
   if (all.length > most) cards.push(el('p', {textContent: `and ${all.length - most} more containers`}));
   document.getElementById('containers').replaceChildren(...cards);
-  notice(s.sources.filter(x => !x.up).map(x => `${x.name} is down: ${x.reason || ''}`).join('\n'));
+  const down = s.sources.filter(x => !x.up).map(x => `${x.name} is down: ${short(x.reason || '')}`);
+  if (down.length) down.push('What to do: gpu-exporter doctor');
+  if (s.recorded) down.unshift('A recording, not this host.');
+  notice(down.join('\n'));
 }
+
+// short cuts a reason that is too long for a page; the JSON has all of it.
+const short = text => text.length > 300 ? text.slice(0, 300) + '…' : text;
 
 function notice(text) { Object.assign(document.getElementById('notice'), {textContent: text, className: 'bad'}); }
 
