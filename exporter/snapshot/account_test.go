@@ -80,6 +80,44 @@ func TestPCIeNotTwice(t *testing.T) {
 	}
 }
 
+// TestLedgerMismatch: NVML's list is compared with what the ledger had at the reports before and after it, so a program that allocates is no difference,
+// and what is truly one stays it.
+func TestLedgerMismatch(t *testing.T) {
+	b := NewBuilder(Config{})
+	b.Apply(tick(t0, frame.Device{Load: load(1000), Processes: list()}))
+	at := func(ms int) time.Time { return t0.Add(time.Duration(ms) * time.Millisecond) }
+	ledger := func(ms int, used ...uint64) {
+		r := activity.Report{Ledger: true}
+		for i, bytes := range used {
+			r.Processes = append(r.Processes, activity.Process{PID: 7 + i, StartTime: 1, Compute: true, FromBirth: true,
+				Devices: []activity.Device{{UUID: "GPU-0", Used: frame.Some(bytes)}}})
+		}
+		b.Apply(report(at(ms), r))
+	}
+	check := func(ms int, want uint64) {
+		t.Helper()
+		if m := b.Snapshot(at(ms)).Devices[0].LedgerMismatch; m != frame.Some(want) {
+			t.Errorf("at %d ms: %v, want %d", ms, m, want)
+		}
+	}
+	ledger(100)
+	b.Apply(tick(at(500), frame.Device{Load: load(1000), Processes: list(7, 100)}))
+	ledger(600, 300) // it was born and allocated 100, then 200
+	check(600, 0)
+	b.Apply(tick(at(1000), frame.Device{Load: load(1000), Processes: list(7, 300, 8, 10)}))
+	check(1000, 0)          // the list of now is not compared yet
+	ledger(1100, 200, 4000) // both changed
+	check(1100, 0)
+	ledger(1200, 900, 1) // no list in between: nothing new is known
+	check(1200, 0)
+	b.Apply(tick(at(1500), frame.Device{Load: load(1000), Processes: list(7, 1000, 8, 10)}))
+	ledger(1600, 950, 1)
+	check(1600, 59) // 50 more than it ever held, and 9
+	b.Apply(tick(at(2000), frame.Device{Load: load(1000), Processes: list(7, 900)}))
+	ledger(2100, 950, 1)
+	check(2100, 50) // less than it ever held
+}
+
 // TestLedger: where the tracer saw a process from its birth its ledger is the figure; else NVML's is. Who only looks at the device is no workload.
 func TestLedger(t *testing.T) {
 	b := NewBuilder(Config{})

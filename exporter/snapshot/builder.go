@@ -48,6 +48,7 @@ type device struct {
 	loadAt, procsAt, healthAt, gpmAt, samplesAt time.Time
 	samplesPeriod, healthPeriod, gpmPeriod      time.Duration
 	list                                        []frame.Process
+	mismatch                                    frame.Opt[uint64] // of the ledger and the last list that reports of the tracer enclose
 	workloads                                   map[key]*workload
 	utilization                                 []frame.Sample // of the window
 	smActive                                    []frame.Sample // of the window

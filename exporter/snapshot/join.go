@@ -100,7 +100,7 @@ func (b *Builder) Snapshot(now time.Time) *Snapshot {
 			rest.Memory = frame.Some(load.MemoryUsed.V - sum)
 		}
 		if s.TracerUp && s.Tracer.Ledger && b.fresh(now, d.procsAt, 0) {
-			out.LedgerMismatch = frame.Some(b.mismatch(d, held[d]))
+			out.LedgerMismatch = d.mismatch
 		}
 		if d.energy.raw.OK {
 			out.Energy, rest.Energy = frame.Some(d.energy.total), frame.Some(d.energy.rest)
@@ -148,22 +148,6 @@ func (b *Builder) highest(now time.Time, list []frame.Sample) (most frame.Opt[fl
 		}
 	}
 	return most
-}
-
-// mismatch returns by how much the ledger and NVML differ over the processes that both know exactly.
-func (b *Builder) mismatch(d *device, held map[int]activity.Device) (bytes uint64) {
-	nvml := map[int]uint64{}
-	for _, p := range d.list {
-		if p.MemoryUsed.OK {
-			nvml[p.PID] += p.MemoryUsed.V
-		}
-	}
-	for pid, a := range held {
-		if n, ok := nvml[pid]; ok && a.Used.OK && b.tracer.processes[pid].FromBirth {
-			bytes += max(n, a.Used.V) - min(n, a.Used.V)
-		}
-	}
-	return bytes
 }
 
 // pasts lists what the dropped processes of containers that still run, or still have a process among ws, had counted, and last what all others had.

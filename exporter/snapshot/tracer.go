@@ -51,11 +51,17 @@ func (c *Counts) RefusedOpens() uint64 {
 
 func (b *Builder) tracerReport(now time.Time, r *activity.Report) {
 	t := &b.tracer
+	before, since := t.processes, t.at
 	t.report, t.at = r, now
 	t.processes = make(map[int]*activity.Process, len(r.Processes))
 	for i := range r.Processes {
 		if p := &r.Processes[i]; p.PID > 0 {
 			t.processes[p.PID] = p
+		}
+	}
+	for _, d := range b.devices {
+		if d.procsAt.After(since) && !d.procsAt.After(now) {
+			d.mismatch = frame.Some(b.mismatch(d, before))
 		}
 	}
 	b.copies()
@@ -177,6 +183,47 @@ func (b *Builder) copies() {
 		seen[k] = now
 	}
 	b.tracer.copied = seen
+}
+
+// mismatch returns by how much the ledger and NVML differ over the processes that both know exactly. NVML was read between the report before and
+// this one, so what a process held by then is between what it held at both.
+func (b *Builder) mismatch(d *device, before map[int]*activity.Process) (bytes uint64) {
+	nvml := map[int]uint64{}
+	for _, p := range d.list {
+		if p.MemoryUsed.OK {
+			nvml[p.PID] += p.MemoryUsed.V
+		}
+	}
+	for pid, said := range nvml {
+		p := b.tracer.processes[pid]
+		if p == nil || !p.Compute || !p.FromBirth {
+			continue
+		}
+		used := b.ledger(p, d)
+		if !used.OK {
+			continue
+		}
+		low, high := used.V, used.V
+		if before != nil {
+			var then uint64 // nothing before it was seen
+			if old := before[pid]; old != nil && old.StartTime == p.StartTime {
+				then = b.ledger(old, d).V
+			}
+			low, high = min(low, then), max(high, then)
+		}
+		bytes += max(low, said) - said + max(said, high) - high
+	}
+	return bytes
+}
+
+// ledger returns what a process holds on a device by the tracer's ledger.
+func (b *Builder) ledger(p *activity.Process, d *device) (used frame.Opt[uint64]) {
+	for _, a := range p.Devices {
+		if a.Used.OK && b.deviceOf(a) == d {
+			used = frame.Sum(used, a.Used)
+		}
+	}
+	return used
 }
 
 // firstDevice returns the device of a process that the tracer names first; nil where it names none that is known.
