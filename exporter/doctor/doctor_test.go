@@ -367,6 +367,23 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// TestCgroupVersion: version 1 is what has controllers, also beside version 2 (hybrid), in any order.
+func TestCgroupVersion(t *testing.T) {
+	const v2, memory, named = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n", "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n",
+		"cgroup /sys/fs/cgroup/systemd cgroup rw,xattr,name=systemd 0 0\n"
+	for mounts, want := range map[string]string{v2: "version 2", memory: "version 1", v2 + memory + named: "version 1", named + memory + v2: "version 1",
+		named + v2: "version 2", "half a line cgroup": ""} {
+		tree := healthy(t)
+		tree.write("proc/self/mounts", mounts)
+		tree.host.Engine.CgroupVersion, tree.host.Engine.CgroupDriver = "", ""
+		for _, f := range Examine(tree.host).Findings {
+			if f.Check == "cgroup" && (f.Evidence != want && want != "" || f.State == OK != (want != "")) {
+				t.Errorf("%q: %+v, want %q", mounts, f, want)
+			}
+		}
+	}
+}
+
 // TestNothing: an empty tree, files that are directories, and text from outside in the evidence.
 func TestNothing(t *testing.T) {
 	dir := t.TempDir()

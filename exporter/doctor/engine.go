@@ -78,8 +78,12 @@ var cdiLibrary = regexp.MustCompile(`libcuda\.so\.\d{3,}\.\d+(\.\d+)?`)
 func (h *Host) cgroup() []found {
 	kind := ""
 	for line := range strings.Lines(h.proc("self/mounts")) {
-		if f := strings.Fields(line); len(f) > 2 && strings.HasPrefix(f[2], "cgroup") {
-			kind = max(kind, map[string]string{"cgroup": "version 1", "cgroup2": "version 2"}[f[2]])
+		f := strings.Fields(line)
+		switch {
+		case len(f) > 3 && f[2] == "cgroup" && !strings.Contains(f[3], "name="): // a hierarchy that only has a name has no controllers
+			kind = "version 1"
+		case len(f) > 3 && f[2] == "cgroup2" && kind == "":
+			kind = "version 2"
 		}
 	}
 	if h.Engine.CgroupVersion != "" {
