@@ -149,7 +149,7 @@ func TestDashboardsHaveData(t *testing.T) {
 		firing = append(firing, a.labels["alertname"])
 	}
 	slices.Sort(firing)
-	if want := []string{"GPUAllocationFailures", "GPUOpensFail", "GPUXidApplication"}; !slices.Equal(firing, want) {
+	if want := []string{"GPUAllocationFailures", "GPUXidApplication"}; !slices.Equal(firing, want) {
 		t.Errorf("alerts fire: %q, want %q", firing, want)
 	}
 	for _, r := range prom.query(t, `prometheus_rule_evaluation_failures_total > 0`) {

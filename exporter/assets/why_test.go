@@ -9,11 +9,12 @@ import (
 	"gpu-exporter/exporter/why"
 )
 
-// explained are the alerts about GPUs and containers, with the causes that `gpu-exporter why` finds for them.
+// explained are the alerts about GPUs and containers, with the causes that `gpu-exporter why` finds for them: of corrected
+// errors none, for they hold nobody back.
 var explained = map[string][]*why.Cause{
 	"GPUContainerMemoryHigh": {why.MemoryFull}, "GPUDeviceMemoryHigh": {why.MemoryFull}, "GPUMemoryFullButIdle": {why.Idling}, "GPUAssignedButIdle": {why.Idling, why.NotUsed},
 	"GPUAllocationFailures": {why.AllocFailed}, "GPUContainerPCIeHog": {why.CopyBound, why.TakesLink}, "GPUTemperatureCritical": {why.Hot}, "GPUTemperatureHigh": {why.Hot},
-	"GPUECCVolatile": {why.Uncorrected}, "GPUECCUncorrected": {why.Uncorrected}, "GPURowRemap": {why.Remap}, "GPUXidFatal": {why.XidFatal},
+	"GPUECCVolatile": {why.Uncorrected}, "GPUECCUncorrected": {why.Uncorrected}, "GPUECCCorrected": nil, "GPURowRemap": {why.Remap}, "GPUXidFatal": {why.XidFatal},
 	"GPUXidApplication": {why.XidProgram}, "GPUXidOther": {why.XidOther}, "GPUThrottled": {why.Hot, why.Slowed}, "GPULost": {why.Lost}, "GPUOpensFail": {why.NoAccess},
 }
 
@@ -33,7 +34,7 @@ func TestAlertsExplain(t *testing.T) {
 		if !strings.Contains(text, "`gpu-exporter why "+name+"` on that host ") {
 			t.Errorf("%s names no `gpu-exporter why %s`", r.Alert, name)
 		}
-		if len(explained[r.Alert]) == 0 {
+		if _, ok := explained[r.Alert]; !ok {
 			t.Errorf("%s has no cause", r.Alert)
 		}
 		for _, c := range explained[r.Alert] {
