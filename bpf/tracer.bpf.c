@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR BSD-2-Clause
 // The kernel tracer: who opens an NVIDIA device, what they ask the driver for, when they end. Opens and calls are counted here; the ring
 // buffer carries only what changes who holds what. A device is known by the device number of its inode, never by its name.
-#define LOST_CAUSES 8
+#define LOST_CAUSES 9
 #include "common.h"
 #include <bpf/bpf_core_read.h>
 
@@ -63,7 +63,7 @@ enum node { NODE_NONE, NODE_GPU, NODE_CTL, NODE_UVM, NODE_CAPS, RULE_RM, RULE_MI
 
 enum kind { KIND_OPEN = 1, KIND_USE, KIND_CLOSE, KIND_CALL, KIND_FORK, KIND_EXEC, KIND_EXIT, KIND_XID };
 
-enum cause { LOST_RING, LOST_HOLDERS, LOST_THREADS, LOST_CALLS, LOST_ERRORS, LOST_OPENS, LOST_GROUPS, LOST_RATE };
+enum cause { LOST_RING, LOST_HOLDERS, LOST_THREADS, LOST_CALLS, LOST_ERRORS, LOST_OPENS, LOST_GROUPS, LOST_RATE, LOST_SHARE };
 
 struct header {
 	u64 time; // CLOCK_MONOTONIC
@@ -129,6 +129,7 @@ volatile const bool cgroup_v1 = false; // controllers are mounted in version 1: 
 volatile const bool have_task_btf = false; // kernel 5.11: fields of the current task are read without a call for each
 volatile const u32 open_rate = 512; // records of one process a second; opens beyond are counted only
 volatile const u32 call_rate = 20000; // calls beyond are lost for the ledger
+volatile const u32 group_rate = 40000; // records of one control group a second; what is beyond is lost for its processes
 volatile const u32 xid_dev_at = 8, xid_code_at = 16, xid_code_size = 8, xid_msg_at = 24; // of the driver's tracepoint
 
 // What may change while the programs run: the driver's version. Offsets of status words plus one; 0: none.
@@ -138,6 +139,11 @@ struct status_rules {
 	u8 alloc_status_40, alloc_status_32;
 	u8 unused[6];
 };
+
+// The tables that the processes of all control groups share. Each group has at most a share of one, so that none can take what others need.
+enum table { TABLE_HOLDERS, TABLE_THREADS, TABLE_CALLS, TABLE_ERRORS, TABLE_OPENS, TABLES };
+const enum table *unused_table __attribute__((unused));
+volatile const u32 shares[TABLES] = {2048, 2048, 256, 128, 64};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -168,6 +174,7 @@ struct {
 } events SEC(".maps");
 
 #define HOLDER_OPENED 1 // it opened a device itself, so it is one of the processes started
+#define HOLDER_SHARED 2 // it counts in its group's share
 
 struct holder {
 	u64 group, window;
@@ -187,6 +194,7 @@ struct {
 struct thread {
 	u64 entry; // of the call under way; 0: none
 	u64 arg, file, seq;
+	u64 group; // whose share it counts in
 	u32 cmd, node, minor;
 	u32 known; // its process is a holder
 	u32 opening, opening_minor; // a node by its name, between entry and exit of an open
@@ -254,6 +262,10 @@ struct {
 
 struct group_count {
 	u64 started, exited, failed, killed;
+	u64 lost; // records of its processes that its share did not take: none of them is exact then
+	u64 window;
+	u32 records; // in this window
+	u32 used[TABLES]; // entries that it has
 };
 
 struct {
@@ -350,6 +362,56 @@ static __always_inline struct group_count *group_of(u64 group)
 	return g;
 }
 
+// room takes one entry of a group's share, and tells whether there was one. A group that is not known, there being too many, has no bound.
+static __always_inline bool room(struct group_count *g, enum table table)
+{
+	if (!g)
+		return true;
+	if (g->used[table] >= shares[table])
+		return false;
+	__sync_fetch_and_add(&g->used[table], 1);
+	return true;
+}
+
+static __always_inline void give_back(struct group_count *g, enum table table)
+{
+	if (g && g->used[table])
+		__sync_fetch_and_add(&g->used[table], -1);
+}
+
+// lost_share counts what a group's share did not take.
+static __always_inline void lost_share(struct group_count *g)
+{
+	count_lost_by(LOST_SHARE);
+	if (g)
+		__sync_fetch_and_add(&g->lost, 1);
+}
+
+// reserve makes room for a record of a process in a group; 0: it is lost. Of the ring buffer a group has its share by the second.
+static __always_inline void *reserve(u64 group, u64 size)
+{
+	struct group_count *g = bpf_map_lookup_elem(&groups, &group);
+	u64 now;
+	void *e;
+
+	if (g) {
+		now = bpf_ktime_get_ns();
+		if (now - g->window >= SECOND) {
+			g->window = now;
+			g->records = 0;
+		}
+		if (g->records >= group_rate) {
+			lost_share(g);
+			return 0;
+		}
+		__sync_fetch_and_add(&g->records, 1);
+	}
+	e = bpf_ringbuf_reserve(&events, size, 0);
+	if (!e)
+		count_lost_by(LOST_RING);
+	return e;
+}
+
 static __always_inline void roll(struct holder *h, u64 now)
 {
 	if (now - h->window < SECOND)
@@ -366,17 +428,33 @@ static __always_inline struct holder *hold(u32 tgid, u64 group, bool opened, boo
 	struct group_count *g;
 
 	if (!h) {
-		*first = !bpf_map_update_elem(&holders, &tgid, &fresh, BPF_NOEXIST);
-		h = bpf_map_lookup_elem(&holders, &tgid);
-		if (!h)
-			count_lost_by(LOST_HOLDERS);
-	}
-	if (opened && (!h || !(h->flags & HOLDER_OPENED))) {
-		if (h) {
-			h->flags |= HOLDER_OPENED;
-			h->group = group; // it may have been forked in another
+		g = group_of(group);
+		if (!room(g, TABLE_HOLDERS)) {
+			lost_share(g);
+			return 0;
 		}
-		if (h && (g = group_of(group)))
+		fresh.flags = g ? HOLDER_SHARED : 0;
+		*first = !bpf_map_update_elem(&holders, &tgid, &fresh, BPF_NOEXIST);
+		if (!*first)
+			give_back(g, TABLE_HOLDERS);
+		h = bpf_map_lookup_elem(&holders, &tgid);
+		if (!h) {
+			count_lost_by(LOST_HOLDERS);
+			return 0;
+		}
+	}
+	if (opened && !(h->flags & HOLDER_OPENED)) {
+		h->flags |= HOLDER_OPENED;
+		g = group_of(group);
+		if (h->group != group) { // it was forked in another
+			if (h->flags & HOLDER_SHARED)
+				give_back(bpf_map_lookup_elem(&groups, &h->group), TABLE_HOLDERS);
+			h->flags &= ~HOLDER_SHARED;
+			if (g && room(g, TABLE_HOLDERS))
+				h->flags |= HOLDER_SHARED;
+			h->group = group;
+		}
+		if (g)
 			__sync_fetch_and_add(&g->started, 1);
 	}
 	return h;
@@ -384,13 +462,11 @@ static __always_inline struct holder *hold(u32 tgid, u64 group, bool opened, boo
 
 static __always_inline void send_open(u32 kind, struct file *file, u32 node, u32 minor, s32 result, u64 group, bool first)
 {
-	struct open_event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	struct open_event *e = reserve(group, sizeof(*e));
 	const char *name;
 
-	if (!e) {
-		count_lost_by(LOST_RING);
+	if (!e)
 		return;
-	}
 	fill(&e->h, kind, node, group);
 	e->file = (u64)file;
 	e->minor = minor;
@@ -406,6 +482,10 @@ static __always_inline void send_open(u32 kind, struct file *file, u32 node, u32
 	bpf_ringbuf_submit(e, 0);
 }
 
+// What is beyond a group's share is counted together: results that nothing has, and calls under NR_OTHER.
+#define RESULT_OTHER -4095
+#define STATUS_OTHER 0x7fffffff
+
 // opened books an open of a device, with its result: 0 or a negative errno.
 static __always_inline void opened(struct file *file, u32 node, u32 minor, s32 result)
 {
@@ -417,7 +497,14 @@ static __always_inline void opened(struct file *file, u32 node, u32 minor, s32 r
 	bool first = false;
 
 	if (!o) {
-		bpf_map_update_elem(&opens, &key, &fresh, BPF_NOEXIST);
+		struct group_count *g = group_of(group);
+
+		if (result && !room(g, TABLE_OPENS)) {
+			key.result = RESULT_OTHER;
+			bpf_map_update_elem(&opens, &key, &fresh, BPF_NOEXIST);
+		} else if (bpf_map_update_elem(&opens, &key, &fresh, BPF_NOEXIST) && result) {
+			give_back(g, TABLE_OPENS);
+		}
 		o = bpf_map_lookup_elem(&opens, &key);
 	}
 	if (o)
@@ -479,14 +566,36 @@ static __always_inline u32 by_name(const char *name, u32 *minor)
 static __always_inline struct thread *thread_of(u32 tid)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid), fresh = {};
+	struct group_count *g;
 
 	if (t)
 		return t;
-	bpf_map_update_elem(&threads, &tid, &fresh, BPF_NOEXIST);
+	fresh.group = current_group();
+	g = group_of(fresh.group);
+	if (!room(g, TABLE_THREADS)) {
+		lost_share(g);
+		return 0;
+	}
+	if (!g)
+		fresh.group = 0;
+	if (bpf_map_update_elem(&threads, &tid, &fresh, BPF_NOEXIST))
+		give_back(g, TABLE_THREADS);
 	t = bpf_map_lookup_elem(&threads, &tid);
 	if (!t)
 		count_lost_by(LOST_THREADS);
 	return t;
+}
+
+static __always_inline void forget_thread(u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	u64 group;
+
+	if (!t)
+		return;
+	group = t->group;
+	if (!bpf_map_delete_elem(&threads, &tid))
+		give_back(bpf_map_lookup_elem(&groups, &group), TABLE_THREADS);
 }
 
 static __always_inline int open_enter(u64 path)
@@ -691,11 +800,9 @@ static __always_inline void send_call(struct thread *t, u32 nr, s64 ret, u64 gro
 		}
 		h->calls++;
 	}
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e) {
-		count_lost_by(LOST_RING);
+	e = reserve(group, sizeof(*e));
+	if (!e)
 		return;
-	}
 	fill(&e->h, KIND_CALL, t->node, group);
 	e->entry = t->entry;
 	e->seq = t->seq;
@@ -746,8 +853,9 @@ static __always_inline int call_exit(s64 ret)
 	u32 tid = id, tgid = id >> 32, zero = 0, at, status = 0;
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
 	struct call_count *c, fresh = {};
-	struct call_key key = {};
+	struct call_key key = {}, counted = {};
 	struct status_rules *s;
+	struct group_count *g;
 
 	if (!t || !t->entry)
 		return 0;
@@ -756,10 +864,17 @@ static __always_inline int call_exit(s64 ret)
 	key.group = group;
 	key.node = t->node;
 	key.nr = number(t->node, t->cmd);
+	counted = key;
 	c = bpf_map_lookup_elem(&calls, &key);
 	if (!c) {
-		bpf_map_update_elem(&calls, &key, &fresh, BPF_NOEXIST);
-		c = bpf_map_lookup_elem(&calls, &key);
+		g = group_of(group);
+		if (!room(g, TABLE_CALLS)) {
+			counted.nr = NR_OTHER;
+			bpf_map_update_elem(&calls, &counted, &fresh, BPF_NOEXIST);
+		} else if (bpf_map_update_elem(&calls, &key, &fresh, BPF_NOEXIST)) {
+			give_back(g, TABLE_CALLS);
+		}
+		c = bpf_map_lookup_elem(&calls, &counted);
 	}
 	if (c) {
 		u32 bucket = log2(ns);
@@ -782,11 +897,17 @@ static __always_inline int call_exit(s64 ret)
 			send_call(t, key.nr, ret, group, bpf_map_lookup_elem(&holders, &tgid));
 	}
 	if (status && !routine(status)) {
-		struct error_key failed = {.group = group, .node = key.node, .nr = key.nr, .status = status};
+		struct error_key failed = {.group = group, .node = key.node, .nr = counted.nr, .status = status};
 		u64 *n = bpf_map_lookup_elem(&errors, &failed), none = 0;
 
 		if (!n) {
-			bpf_map_update_elem(&errors, &failed, &none, BPF_NOEXIST);
+			g = group_of(group);
+			if (!room(g, TABLE_ERRORS)) {
+				failed.status = STATUS_OTHER; // of so many calls as the group has in the table of calls
+				bpf_map_update_elem(&errors, &failed, &none, BPF_NOEXIST);
+			} else if (bpf_map_update_elem(&errors, &failed, &none, BPF_NOEXIST)) {
+				give_back(g, TABLE_ERRORS);
+			}
 			n = bpf_map_lookup_elem(&errors, &failed);
 		}
 		if (n)
@@ -814,11 +935,9 @@ static __always_inline int closing(struct file *file, struct holder *h)
 		return 0;
 	}
 	h->opens++;
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e) {
-		count_lost_by(LOST_RING);
+	e = reserve(h->group, sizeof(*e));
+	if (!e)
 		return 0;
-	}
 	fill(&e->h, KIND_CLOSE, node, h->group);
 	e->code = 0;
 	e->child = 0;
@@ -952,11 +1071,9 @@ int on_fork(u64 *ctx)
 	if (tgid == parent)
 		return 0; // a thread
 	hold(tgid, h->group, false, &first);
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e) {
-		count_lost_by(LOST_RING);
+	e = reserve(h->group, sizeof(*e));
+	if (!e)
 		return 0;
-	}
 	fill(&e->h, KIND_FORK, 0, h->group);
 	e->code = 0;
 	e->child = tgid;
@@ -976,12 +1093,10 @@ int on_exec(u64 *ctx)
 	if (!h)
 		return 0;
 	if (old != tgid) // another thread than the first: it is the first now
-		bpf_map_delete_elem(&threads, &old);
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e) {
-		count_lost_by(LOST_RING);
+		forget_thread(old);
+	e = reserve(h->group, sizeof(*e));
+	if (!e)
 		return 0;
-	}
 	fill(&e->h, KIND_EXEC, 0, h->group);
 	e->code = 0;
 	e->child = 0;
@@ -997,14 +1112,14 @@ SEC("raw_tp/sched_process_exit")
 int on_exit(u64 *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid(), group;
-	u32 tid = id, tgid = id >> 32, code;
+	u32 tid = id, tgid = id >> 32, code, flags;
 	struct task_struct *leader;
 	struct signal_struct *signal;
 	struct group_count *g;
 	struct end_event *e;
 	struct holder *h;
 
-	bpf_map_delete_elem(&threads, &tid);
+	forget_thread(tid);
 	h = bpf_map_lookup_elem(&holders, &tgid);
 	if (!h)
 		return 0;
@@ -1014,14 +1129,17 @@ int on_exit(u64 *ctx)
 		return 0;
 	code = BPF_CORE_READ(signal, flags) & SIGNAL_GROUP_EXIT ? BPF_CORE_READ(signal, group_exit_code) : BPF_CORE_READ(leader, exit_code);
 	group = h->group;
-	if (h->flags & HOLDER_OPENED && (g = group_of(group)))
-		__sync_fetch_and_add(code & 0x7f ? &g->killed : code ? &g->failed : &g->exited, 1);
-	bpf_map_delete_elem(&holders, &tgid);
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e) {
-		count_lost_by(LOST_RING);
+	flags = h->flags;
+	if (bpf_map_delete_elem(&holders, &tgid))
 		return 0;
-	}
+	g = group_of(group);
+	if (g && flags & HOLDER_OPENED)
+		__sync_fetch_and_add(code & 0x7f ? &g->killed : code ? &g->failed : &g->exited, 1);
+	if (flags & HOLDER_SHARED)
+		give_back(g, TABLE_HOLDERS);
+	e = reserve(group, sizeof(*e));
+	if (!e)
+		return 0;
 	fill(&e->h, KIND_EXIT, 0, group);
 	e->code = code;
 	e->child = 0;

@@ -28,7 +28,15 @@ type Limits struct {
 	Groups    int // default 4096
 	OpenRate  int // records of opens of one process in a second; default 512
 	CallRate  int // records of calls of one process in a second; default 20000
+
+	// What one control group may have: of processes and threads 2048 each, 256 call numbers, 128 kinds of failed calls, 64 of failed opens, and
+	// 40000 records in a second, or of two processes where that is more.
+	shares    map[bpfTable]int
+	groupRate int
 }
+
+// groupRate is the kernel side's default.
+const groupRate = 40_000
 
 // kernel holds the programs and maps that are loaded, and what attaches them.
 type kernel struct {
@@ -193,6 +201,20 @@ func configure(spec *ebpf.CollectionSpec, config *Config) error {
 	}
 	if l.CallRate > 0 {
 		values[bpfVarCallRate] = uint32(l.CallRate)
+		values[bpfVarGroupRate] = uint32(max(groupRate, 2*l.CallRate))
+	}
+	if l.groupRate > 0 {
+		values[bpfVarGroupRate] = uint32(l.groupRate)
+	}
+	if l.shares != nil {
+		var shares [bpfTableTABLES]uint32
+		if err := spec.Variables[bpfVarShares].Get(&shares); err != nil {
+			return fmt.Errorf("setting up the programs: %w", err)
+		}
+		for table, n := range l.shares {
+			shares[table] = uint32(n)
+		}
+		values[bpfVarShares] = shares
 	}
 	if config.Prefix != "" {
 		var prefix [64]byte

@@ -64,6 +64,7 @@ const (
 	bpfCauseLOST_OPENS   bpfCause = 5
 	bpfCauseLOST_GROUPS  bpfCause = 6
 	bpfCauseLOST_RATE    bpfCause = 7
+	bpfCauseLOST_SHARE   bpfCause = 8
 )
 
 type bpfEndEvent struct {
@@ -99,6 +100,10 @@ type bpfGroupCount struct {
 	Exited  uint64
 	Failed  uint64
 	Killed  uint64
+	Lost    uint64
+	Window  uint64
+	Records uint32
+	Used    [5]uint32
 }
 
 type bpfHolder struct {
@@ -182,12 +187,24 @@ type bpfStatusRules struct {
 	Unused        [6]uint8
 }
 
+type bpfTable uint32
+
+const (
+	bpfTableTABLE_HOLDERS bpfTable = 0
+	bpfTableTABLE_THREADS bpfTable = 1
+	bpfTableTABLE_CALLS   bpfTable = 2
+	bpfTableTABLE_ERRORS  bpfTable = 3
+	bpfTableTABLE_OPENS   bpfTable = 4
+	bpfTableTABLES        bpfTable = 5
+)
+
 type bpfThread struct {
 	_            structs.HostLayout
 	Entry        uint64
 	Arg          uint64
 	File         uint64
 	Seq          uint64
+	Group        uint64
 	Cmd          uint32
 	Node         uint32
 	Minor        uint32
@@ -248,16 +265,19 @@ const (
 	bpfProgTpOpenatEnter = "tp_openat_enter"
 	bpfVarCallRate       = "call_rate"
 	bpfVarCgroupV1       = "cgroup_v1"
+	bpfVarGroupRate      = "group_rate"
 	bpfVarHaveTaskBtf    = "have_task_btf"
 	bpfVarOpenRate       = "open_rate"
 	bpfVarPrefix         = "prefix"
 	bpfVarPrefixLen      = "prefix_len"
+	bpfVarShares         = "shares"
 	bpfVarUnusedCall     = "unused_call"
 	bpfVarUnusedCause    = "unused_cause"
 	bpfVarUnusedEnd      = "unused_end"
 	bpfVarUnusedKind     = "unused_kind"
 	bpfVarUnusedNode     = "unused_node"
 	bpfVarUnusedOpen     = "unused_open"
+	bpfVarUnusedTable    = "unused_table"
 	bpfVarUnusedXid      = "unused_xid"
 	bpfVarXidCodeAt      = "xid_code_at"
 	bpfVarXidCodeSize    = "xid_code_size"
@@ -348,16 +368,19 @@ type bpfMapSpecs struct {
 type bpfVariableSpecs struct {
 	CallRate    *ebpf.VariableSpec `ebpf:"call_rate"`
 	CgroupV1    *ebpf.VariableSpec `ebpf:"cgroup_v1"`
+	GroupRate   *ebpf.VariableSpec `ebpf:"group_rate"`
 	HaveTaskBtf *ebpf.VariableSpec `ebpf:"have_task_btf"`
 	OpenRate    *ebpf.VariableSpec `ebpf:"open_rate"`
 	Prefix      *ebpf.VariableSpec `ebpf:"prefix"`
 	PrefixLen   *ebpf.VariableSpec `ebpf:"prefix_len"`
+	Shares      *ebpf.VariableSpec `ebpf:"shares"`
 	UnusedCall  *ebpf.VariableSpec `ebpf:"unused_call"`
 	UnusedCause *ebpf.VariableSpec `ebpf:"unused_cause"`
 	UnusedEnd   *ebpf.VariableSpec `ebpf:"unused_end"`
 	UnusedKind  *ebpf.VariableSpec `ebpf:"unused_kind"`
 	UnusedNode  *ebpf.VariableSpec `ebpf:"unused_node"`
 	UnusedOpen  *ebpf.VariableSpec `ebpf:"unused_open"`
+	UnusedTable *ebpf.VariableSpec `ebpf:"unused_table"`
 	UnusedXid   *ebpf.VariableSpec `ebpf:"unused_xid"`
 	XidCodeAt   *ebpf.VariableSpec `ebpf:"xid_code_at"`
 	XidCodeSize *ebpf.VariableSpec `ebpf:"xid_code_size"`
@@ -420,16 +443,19 @@ func (m *bpfMaps) Close() error {
 type bpfVariables struct {
 	CallRate    *ebpf.Variable `ebpf:"call_rate"`
 	CgroupV1    *ebpf.Variable `ebpf:"cgroup_v1"`
+	GroupRate   *ebpf.Variable `ebpf:"group_rate"`
 	HaveTaskBtf *ebpf.Variable `ebpf:"have_task_btf"`
 	OpenRate    *ebpf.Variable `ebpf:"open_rate"`
 	Prefix      *ebpf.Variable `ebpf:"prefix"`
 	PrefixLen   *ebpf.Variable `ebpf:"prefix_len"`
+	Shares      *ebpf.Variable `ebpf:"shares"`
 	UnusedCall  *ebpf.Variable `ebpf:"unused_call"`
 	UnusedCause *ebpf.Variable `ebpf:"unused_cause"`
 	UnusedEnd   *ebpf.Variable `ebpf:"unused_end"`
 	UnusedKind  *ebpf.Variable `ebpf:"unused_kind"`
 	UnusedNode  *ebpf.Variable `ebpf:"unused_node"`
 	UnusedOpen  *ebpf.Variable `ebpf:"unused_open"`
+	UnusedTable *ebpf.Variable `ebpf:"unused_table"`
 	UnusedXid   *ebpf.Variable `ebpf:"unused_xid"`
 	XidCodeAt   *ebpf.Variable `ebpf:"xid_code_at"`
 	XidCodeSize *ebpf.Variable `ebpf:"xid_code_size"`

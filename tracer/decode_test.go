@@ -210,13 +210,13 @@ func TestYoungAfterLoss(t *testing.T) {
 	defer r.groups.close()
 	for pid, want := range map[uint32]bool{50: false, 51: true} {
 		e := &bpfOpenEvent{First: 1}
-		e.H.Tgid, e.H.Kind, e.H.Node, e.H.Start = pid, 1, 2, 100*userTicks
+		e.H.Tgid, e.H.Kind, e.H.Node, e.H.Start, e.H.Time = pid, 1, 2, 100*userTicks, 10
 		if want {
-			r.lostAll()
+			r.lostAll(9)
 		}
 		r.take(e)
 		if !want {
-			r.lostAll()
+			r.lostAll(11)
 		}
 		if got := r.process(r.processes[int(pid)], 1).FromBirth; got != want {
 			t.Errorf("process %d: from birth %v, want %v", pid, got, want)
@@ -249,7 +249,7 @@ func FuzzDecode(f *testing.F) {
 		r.take(record)
 		r.take(record)
 		r.emit = func(*activity.Report) {}
-		r.publish()
+		r.give()
 	})
 }
 

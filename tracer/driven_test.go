@@ -133,8 +133,8 @@ func (d *driver) free(handle uint32) {
 	d.call(d.ctl, cmdFree)
 }
 
-// drive is the child that does a case. Its programs are the descriptors 3 and 4.
-func drive(name string) *driver {
+// driverOf makes the driver of a child. Its programs are the descriptors 3 and 4.
+func driverOf() *driver {
 	var programs [2]*ebpf.Program
 	for i := range programs {
 		p, err := ebpf.NewProgramFromFD(3 + i)
@@ -143,7 +143,12 @@ func drive(name string) *driver {
 		}
 		programs[i] = p
 	}
-	d := newDriver(programs[0], programs[1], uint32(os.Getpid())<<8|1)
+	return newDriver(programs[0], programs[1], uint32(os.Getpid())<<8|1)
+}
+
+// drive is the child that does a case.
+func drive(name string) *driver {
+	d := driverOf()
 	i := slices.IndexFunc(drivenCases(), func(c drivenCase) bool { return c.name == name })
 	drivenCases()[i].do(d)
 	d.inside = nil

@@ -38,6 +38,12 @@ type counts struct {
 	launches uint64
 }
 
+// loss is what the kernel side could not tell of a group's processes, there being more than the group's share.
+type loss struct {
+	records uint64
+	seen    int64 // CLOCK_MONOTONIC: when it was found that they had become more
+}
+
 type openKey struct{ node, result string }
 
 type callSum struct {
@@ -92,6 +98,11 @@ func (c *counts) add(other *counts) {
 	}
 }
 
+// any tells whether anything was counted: a group may be known for what it asked for in vain.
+func (c *counts) any() bool {
+	return c.started > 0 || c.launches > 0 || len(c.exited) > 0 || len(c.opens) > 0 || len(c.calls) > 0 || len(c.failures) > 0
+}
+
 // report makes the group of a report.
 func (c *counts) report(path string) activity.Group {
 	g := activity.Group{Cgroup: path, Started: c.started, Launches: c.launches, Exited: c.exited, Failures: c.failures}
@@ -119,6 +130,7 @@ type groups struct {
 	config *Config
 	byID   map[uint64]*group
 	extra  map[string]*counts // by path: failures, launches, and what groups of an id that is gone had counted
+	lost   map[uint64]loss    // by id
 	v2     int                // descriptor of the unified hierarchy; -1: none
 	walked map[uint64]string  // directories of the hierarchy by inode, as of walkAt
 	walkAt time.Time
@@ -130,7 +142,7 @@ type groups struct {
 }
 
 func newGroups(config *Config, maps map[string]*ebpf.Map) *groups {
-	g := &groups{config: config, byID: map[uint64]*group{}, extra: map[string]*counts{}, v2: -1}
+	g := &groups{config: config, byID: map[uint64]*group{}, extra: map[string]*counts{}, lost: map[uint64]loss{}, v2: -1}
 	g.started.Map, g.opens.Map, g.calls.Map, g.errors.Map = maps[bpfMapGroups], maps[bpfMapOpens], maps[bpfMapCalls], maps[bpfMapErrors]
 	if !config.cgroupV1 {
 		if fd, err := unix.Open(config.CgroupRoot, unix.O_PATH|unix.O_CLOEXEC|unix.O_DIRECTORY, 0); err == nil {
@@ -314,7 +326,9 @@ func (g *groups) read(now time.Time, used func(id uint64) bool) ([]activity.Grou
 	}
 	report := make([]activity.Group, 0, len(all))
 	for path, c := range all {
-		report = append(report, c.report(path))
+		if c.any() {
+			report = append(report, c.report(path))
+		}
 	}
 	slices.SortFunc(report, func(a, b activity.Group) int { return cmp.Compare(a.Cgroup, b.Cgroup) })
 	return report, nil
@@ -390,12 +404,27 @@ func (g *groups) kernelCounts() (map[uint64]*counts, error) {
 	return byID, err
 }
 
+// lose returns the groups that lost records since it was called last.
+func (g *groups) lose(now int64) map[uint64]bool {
+	more := map[uint64]bool{}
+	_ = g.started.Each(func(id uint64, v *bpfGroupCount) { // what could not be read is seen the next time
+		if v.Lost > g.lost[id].records {
+			g.lost[id] = loss{v.Lost, now}
+			more[id] = true
+		}
+	})
+	return more
+}
+
 // forget deletes the counters of groups. Nobody adds to them any more: the groups have no processes.
 func (g *groups) forget(ids map[uint64]bool) {
 	g.opens.Drop(func(k bpfOpenKey) bool { return ids[k.Group] })
 	g.calls.Drop(func(k bpfCallKey) bool { return ids[k.Group] })
 	g.errors.Drop(func(k bpfErrorKey) bool { return ids[k.Group] })
 	g.started.Drop(func(id uint64) bool { return ids[id] })
+	for id := range ids {
+		delete(g.lost, id)
+	}
 }
 
 // hierarchy tells whether the host's controllers are mounted in version 1, and which one the kernel lists first.

@@ -120,7 +120,7 @@ func (r *run) open(e *bpfOpenEvent) bool {
 		// device when every process was looked at.
 		young := int64(e.H.Start) > r.attached
 		looked := r.scanned != 0 && int64(e.H.Time) > r.scanned && bpfKind(e.H.Kind) == bpfKindKIND_OPEN
-		p.FromBirth = e.First == 1 && (young || looked)
+		p.FromBirth = e.First == 1 && (young || looked) && r.seenSince(e.H.Time, e.H.Group)
 		if !p.FromBirth {
 			r.inexact(p)
 		} else { // the ledger takes who is new to it for one that events of were lost, if any were lost before
@@ -180,7 +180,7 @@ func (r *run) fork(e *bpfEndEvent) bool {
 	if !strings.HasPrefix(p.Cgroup, "/") {
 		p.Cgroup = parent.Cgroup
 	}
-	p.FromBirth = parent.FromBirth
+	p.FromBirth = parent.FromBirth && r.seenSince(e.H.Time, e.H.Group)
 	p.holds = parent.holds
 	p.minors = maps.Clone(parent.minors)
 	p.scan, p.scanTick = true, true
@@ -492,8 +492,13 @@ func (r *run) probed(result probed) (last []*process) {
 	return last
 }
 
-// publish gives out a report.
+// publish gives out a report, of which nothing is wrong that was lost by now.
 func (r *run) publish() {
+	r.readLost()
+	r.give()
+}
+
+func (r *run) give() {
 	now := time.Now()
 	r.published = now
 	report := &activity.Report{

@@ -180,7 +180,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		attached:  monotonic(unix.CLOCK_BOOTTIME),
 		scans:     make(chan fullScan, 1),
 	}
-	r.holders.Map = k.collection.Maps[bpfMapHolders]
+	r.holders.Map, r.losses.Map = k.collection.Maps[bpfMapHolders], k.collection.Maps[bpfMapLost]
 	defer r.groups.close()
 	if t.config.Probe {
 		p, err := probes.New(probes.Config{Launches: t.config.Launches, Linger: t.config.Linger, Logger: log, Proc: t.config.ProcRoot})
@@ -280,6 +280,7 @@ type run struct {
 	ledger    *ledger.Ledger
 	probes    *prober
 	holders   entries.Reader[uint32, bpfHolder]
+	losses    entries.Reader[uint32, uint64]
 	kernelLog *kernelLog // nil where the driver's tracepoint is attached, or there is none
 
 	libraries  []activity.Probe
@@ -287,7 +288,8 @@ type run struct {
 	xids       []activity.Xid
 	events     uint64
 	lost       map[string]uint64
-	lostAnyway uint64 // records that the table did not take
+	lostAnyway uint64 // records that could not be read
+	lostAt     int64  // monotonic: when it was found last that records of anyone were lost
 
 	attached  int64 // boot-time clock: when the programs were attached
 	scanned   int64 // monotonic: when the first look at every process began; 0: not done
@@ -456,9 +458,8 @@ func (r *run) fullScan() {
 
 // tick reads the counters, looks for losses, and reconciles from time to time.
 func (r *run) tick(now time.Time) {
-	if r.readLost() {
-		r.fullScan() // ends unseen are found there too
-	}
+	r.readLost()
+	r.readHolders()
 	if now.Sub(r.lastHost) >= r.config.reconcile {
 		r.host(now)
 	}
@@ -485,25 +486,55 @@ func (r *run) tick(now time.Time) {
 var causes = map[bpfCause]string{
 	bpfCauseLOST_RING: "ringbuf", bpfCauseLOST_HOLDERS: "map_holders", bpfCauseLOST_THREADS: "map_threads", bpfCauseLOST_CALLS: "map_calls",
 	bpfCauseLOST_ERRORS: "map_errors", bpfCauseLOST_OPENS: "map_opens", bpfCauseLOST_GROUPS: "map_groups", bpfCauseLOST_RATE: "rate",
+	bpfCauseLOST_SHARE: "share",
 }
 
-// readLost reads the counts of what was lost, and marks who is no longer exact. It tells whether events were lost that presence needs.
-func (r *run) readLost() (events bool) {
-	for cause, name := range causes {
-		var n uint64
-		if err := r.kernel.collection.Maps[bpfMapLost].Lookup(uint32(cause), &n); err != nil || n == r.lost[name] {
-			continue
+// readLost reads the counts of what was lost, and marks who is no longer exact. Nothing is told of a process before that was done.
+func (r *run) readLost() {
+	all, rate, share := false, false, false
+	if r.lostAnyway > r.lost["decode"] {
+		r.lost["decode"], all = r.lostAnyway, true
+	}
+	err := r.losses.Each(func(cause uint32, n *uint64) {
+		name := causes[bpfCause(cause)]
+		if name == "" || *n == r.lost[name] {
+			return
 		}
-		r.lost[name] = n
-		switch cause {
+		r.lost[name] = *n
+		switch bpfCause(cause) {
 		case bpfCauseLOST_RING, bpfCauseLOST_THREADS, bpfCauseLOST_HOLDERS:
-			events = true
+			all = true
+		case bpfCauseLOST_RATE:
+			rate = true
+		case bpfCauseLOST_SHARE:
+			share = true
+		}
+	})
+	if err != nil {
+		r.log.Warn("reading losses", slog.Any("error", err))
+		r.lost["unread"]++ // perhaps nothing
+		all = true
+	}
+	now := monotonic(unix.CLOCK_MONOTONIC)
+	if all {
+		r.lostAll(now)
+	}
+	if rate {
+		r.readHolders()
+	}
+	if share {
+		groups := r.groups.lose(now)
+		for _, p := range r.processes {
+			if groups[p.group] {
+				r.inexact(p)
+			}
 		}
 	}
-	if events {
-		r.lostAll()
-	}
-	// Calls beyond the rate are the loss of the one process that makes so many.
+	r.fullSoon = r.fullSoon || all || share // ends and opens unseen are found so
+}
+
+// readHolders looks for processes whose records were cut: calls beyond the rate are the loss of the one process that makes so many.
+func (r *run) readHolders() {
 	_ = r.holders.Each(func(pid uint32, h *bpfHolder) { // what could not be read is seen at the next tick
 		p := r.processes[int(pid)]
 		if p == nil {
@@ -517,17 +548,20 @@ func (r *run) readLost() (events bool) {
 		}
 		p.dropped, p.suppressed = h.Dropped, h.Suppressed
 	})
-	if r.lostAnyway > 0 {
-		r.lost["decode"] = r.lostAnyway
-	}
-	return events
 }
 
-func (r *run) lostAll() {
-	r.ledger.Apply(ledger.Event{Kind: ledger.Lost, Time: monotonic(unix.CLOCK_MONOTONIC)})
+// lostAll: whoever was there, known or not yet, may have lost events.
+func (r *run) lostAll(now int64) {
+	r.lostAt = now
+	r.ledger.Apply(ledger.Event{Kind: ledger.Lost, Time: now})
 	for _, p := range r.processes {
 		p.FromBirth = false
 	}
+}
+
+// seenSince tells whether nothing was lost, of anyone and of a group, since a record was made that may be read only now.
+func (r *run) seenSince(time, group uint64) bool {
+	return int64(time) > max(r.lostAt, r.groups.lost[group].seen)
 }
 
 func (r *run) inexact(p *process) {

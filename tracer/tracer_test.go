@@ -235,6 +235,14 @@ func child(args []string) {
 			os.Stdout.WriteString(d.burst() + "\n")
 			time.Sleep(time.Hour)
 		}
+	case "hostile", "neighbour":
+		d := driverOf()
+		if args[0] == "hostile" {
+			hostile(args[1], d)
+		} else {
+			neighbour(args[1], d)
+		}
+		wait()
 	case "rm":
 		rmChild(args[1])
 	case "hold": // does nothing with what it was given

@@ -92,7 +92,7 @@ func (l *Ledger) Apply(e Event) (Failure, bool) {
 	}
 	p := l.process(&e)
 	if e.Partial {
-		p.inexact = true
+		l.doubt(p)
 	}
 	switch e.Kind {
 	case Client:
@@ -121,7 +121,7 @@ func (l *Ledger) Apply(e Event) (Failure, bool) {
 		l.closeFile(&e)
 	case Lost:
 		l.lost++
-		p.inexact = true
+		l.doubt(p)
 	}
 	return Failure{}, false
 }

@@ -31,8 +31,9 @@ type object struct {
 // shared is memory under several handles. The driver counts it with whoever made it and, when that handle is gone, with a dup that is left: on an
 // H200, memory that was mapped over CUDA IPC moved to the process that had mapped it when its maker was killed, and was gone with the mapping.
 type shared struct {
-	dups []*object // oldest first; one whose shared is another is gone
-	live int
+	first *object   // the one that counts
+	dups  []*object // oldest first; one whose shared is another is gone
+	live  int
 }
 
 // join makes dup another handle of memory.
@@ -74,7 +75,7 @@ const (
 func (l *Ledger) addClient(p *process, e *Event) {
 	if old := l.clients[e.Handle]; old != nil {
 		if old.owner != p {
-			old.owner.inexact = true // or p's word is not true
+			l.doubt(old.owner) // or p's word is not true
 		}
 		l.removeClient(old)
 	}
@@ -100,7 +101,7 @@ func (l *Ledger) room(p *process) bool {
 		return true
 	}
 	l.dropped++
-	p.inexact = true
+	l.doubt(p)
 	return false
 }
 
@@ -112,7 +113,7 @@ func (l *Ledger) client(p *process, e *Event) *client {
 		}
 		return c
 	}
-	p.inexact = true
+	l.doubt(p)
 	if !l.room(p) {
 		return nil
 	}
@@ -125,7 +126,7 @@ func (l *Ledger) foreign(p *process, c *client, e *Event) bool {
 	if c.owner == p || c.file == 0 || e.File == 0 || c.file == e.File {
 		return false
 	}
-	p.inexact = true
+	l.doubt(p)
 	return true
 }
 
@@ -169,6 +170,7 @@ func (l *Ledger) removeLeaf(c *client, o *object) {
 		if o.kind == Dup {
 			s.live--
 		} else if heir := s.heir(); heir != nil {
+			s.first = heir
 			heir.kind, heir.size = Memory, o.size
 			heir.device.size += heir.size
 			l.add(l.clientOf(heir).owner, heir.device.gpu, heir.size)
@@ -209,7 +211,7 @@ func link(parent, o *object) {
 // insert adds an object below its parent, which is made if it is not known.
 func (l *Ledger) insert(p *process, e *Event) *object {
 	if e.Handle == 0 || e.Handle == e.Client {
-		p.inexact = true
+		l.doubt(p)
 		return nil
 	}
 	c := l.client(p, e)
@@ -241,7 +243,7 @@ func (l *Ledger) insert(p *process, e *Event) *object {
 			return old
 		}
 		if below(parent, old) {
-			c.owner.inexact = true
+			l.doubt(c.owner)
 			return nil
 		}
 		l.removeTree(c, old)
@@ -281,21 +283,64 @@ func (l *Ledger) object(p *process, e *Event) {
 	}
 	o.kind = e.Kind
 	if e.Kind == Dup {
-		// A dup holds no bytes of its own, in the driver's accounting too, while the memory's first handle lives.
-		if c := l.clients[e.SrcClient]; c != nil {
-			if source := c.objects[e.SrcHandle]; source != nil && source != o && (source.kind == Memory || source.kind == Dup && source.shared != nil) {
-				if source.shared == nil {
-					source.shared = &shared{}
-				}
-				source.shared.join(o)
-			}
-		}
+		l.dup(l.clients[e.Client].owner, o, e)
 		return
 	}
 	if e.Kind == Device {
 		o.instance = e.Instance
 		l.rebook(l.clients[e.Client], o, o)
 		l.placeDevice(l.clients[e.Client], o)
+	}
+}
+
+// dup makes o, a process's, another handle of memory. It holds no bytes of its own, in the driver's accounting too, while the memory's first handle lives.
+func (l *Ledger) dup(p *process, o *object, e *Event) {
+	c := l.clients[e.SrcClient]
+	if c == nil || c.owner.inexact {
+		l.doubt(p) // of a process of which calls were not seen: whether its bytes become p's cannot be told
+	}
+	if c == nil {
+		return
+	}
+	source := c.objects[e.SrcHandle]
+	if source == nil || source == o || source.kind != Memory && (source.kind != Dup || source.shared == nil) {
+		return
+	}
+	if source.shared == nil {
+		source.shared = &shared{first: source}
+	}
+	s := source.shared
+	s.join(o)
+	if slices.ContainsFunc(append(s.dups, s.first), func(older *object) bool { return older.shared == s && l.clientOf(older).owner.inexact }) {
+		l.doubt(p)
+	}
+}
+
+// doubt makes a process inexact, and all that will have its memory when it is gone: if it gave that back unseen, they have it now.
+func (l *Ledger) doubt(p *process) {
+	if p.inexact {
+		return
+	}
+	p.inexact = true
+	for doubtful := []*process{p}; len(doubtful) > 0; {
+		p, doubtful = doubtful[0], doubtful[1:]
+		for _, c := range p.clients {
+			for _, o := range c.objects {
+				s := o.shared
+				if s == nil {
+					continue
+				}
+				for _, younger := range s.dups[slices.Index(s.dups, o)+1:] { // all, of the first handle
+					if younger.shared != s {
+						continue // gone
+					}
+					if q := l.clientOf(younger).owner; !q.inexact {
+						q.inexact = true
+						doubtful = append(doubtful, q)
+					}
+				}
+			}
+		}
 	}
 }
 
@@ -343,7 +388,7 @@ func (l *Ledger) memory(p *process, e *Event) (Failure, bool) {
 		delete(p.failures, e.TID)
 	}
 	if e.Size > maxSize {
-		p.inexact = true // no GPU has it: the size was not read right
+		l.doubt(p) // no GPU has it: the size was not read right
 		return Failure{}, false
 	}
 	if o := l.insert(p, e); o != nil {
