@@ -1076,7 +1076,7 @@ static nvmlReturn_t wait_event(const char *fn, nvmlEventSet_t set, nvmlEventData
 		fn = "nvmlEventSetWait (waiting)";
 		if (r != TIMEOUT || clock_us(CLOCK_MONOTONIC) >= until)
 			return r;
-		sleep_ms(5);
+		sleep_ms(ms < 50 ? 5 : 50);
 	}
 }
 
