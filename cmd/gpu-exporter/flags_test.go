@@ -24,6 +24,7 @@ var wrong = map[string][][2]string{
 	"window":             {{"foo", durations}, {"0s", "must be from 1s to 1h0m0s, not 0s"}, {"2d", "must be from"}},
 	"linger":             {{"1x", durations}, {"-1s", "must be from 0s to 24h0m0s, not -1s"}, {"2d", "must be from"}},
 	"interval":           {{"foo", durations}, {"1ms", "must be from 100ms to 1h0m0s, not 1ms"}},
+	"for":                {{"foo", durations}, {"0s", "must be from 1s to 10m0s, not 0s"}, {"11m", "must be from"}},
 	"count":              {{"x", numbers}, {"-1", numbers}, {"1.5", numbers}, {"", numbers}},
 	"metrics.max-series": {{"x", numbers}, {"-1", numbers}, {"1e9", numbers}, {"99999999999999999999", numbers}},
 	"docker.host":        {{"ftp://x", "only unix:// and tcp://"}, {"x", "want unix:///path"}, {"", "must not be empty"}},

@@ -70,7 +70,8 @@ func addOrderFlags(c *kingpin.CmdClause) (sort, filter *string) {
 // once returns one snapshot. Of a recording it is the moment with the most processes.
 func once(ctx context.Context, from *sourceFlags, cfg exporter.Config) (*view.Snapshot, error) {
 	if cfg.Replay != nil && !from.named {
-		return busiest(cfg), nil
+		s, _ := busiest(cfg)
+		return view.New(s), nil
 	}
 	src, err := from.open(ctx, cfg)
 	if err != nil {

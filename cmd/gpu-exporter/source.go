@@ -152,10 +152,16 @@ func settled(s *snapshot.Snapshot, after time.Duration) bool {
 	return quiet && after > quietTime && len(s.Devices) > 0
 }
 
-// busiest returns one of a recording's moments with the most processes: five seconds before the last, for at the last one of them is ending.
-func busiest(cfg exporter.Config) *view.Snapshot {
-	b := snapshot.NewBuilder(cfg.Snapshot)
-	best, most := []*snapshot.Snapshot{b.Snapshot(time.Unix(0, cfg.Replay[0].Time))}, 0
+// busiest returns one of a recording's moments with the most processes, and the time up to then: five seconds before the last of them, for at that one
+// a process is ending.
+func busiest(cfg exporter.Config) (*snapshot.Snapshot, *history.Past) {
+	type moment struct {
+		snapshot *snapshot.Snapshot
+		past     *history.Past
+	}
+	b, h := snapshot.NewBuilder(cfg.Snapshot), history.New()
+	var best []moment
+	most := 0
 	var next time.Time
 	for _, in := range cfg.Replay {
 		b.Apply(in)
@@ -165,6 +171,7 @@ func busiest(cfg exporter.Config) *view.Snapshot {
 		}
 		next = at.Add(time.Second)
 		s, n := b.Snapshot(at), 0
+		h.Add(view.New(s))
 		for i := range s.Workloads {
 			if w := &s.Workloads[i]; w.Alive && w.PID != 0 && w.Utilization.OK {
 				n++
@@ -174,28 +181,11 @@ func busiest(cfg exporter.Config) *view.Snapshot {
 			best, most = nil, n
 		}
 		if n == most {
-			best = append(best, s)
+			best = append(best, moment{s, h.Past()})
 			best = best[max(len(best)-6, 0):]
 		}
 	}
-	return view.New(best[0])
-}
-
-// recorded returns the history of a recording up to the moment that ps shows, and the snapshot of then.
-func recorded(cfg exporter.Config) (*snapshot.Snapshot, *history.History) {
-	end := busiest(cfg).Time
-	b, h := snapshot.NewBuilder(cfg.Snapshot), history.New()
-	var s *snapshot.Snapshot
-	next := time.Unix(0, cfg.Replay[0].Time)
-	for _, in := range cfg.Replay {
-		at := time.Unix(0, in.Time)
-		for ; !next.After(at) && !next.After(end); next = next.Add(time.Second) {
-			s = b.Snapshot(next)
-			h.Add(view.New(s))
-		}
-		b.Apply(in)
-	}
-	return s, h
+	return best[0].snapshot, best[0].past
 }
 
 // remote is a running exporter.

@@ -28,7 +28,7 @@ func TestWhyReplay(t *testing.T) {
 		}
 	}
 	const want = `container llm-server; image team/llm-server:2.3; GPU 0: SM time 6 %, 0.2 CPUs, 12.7GiB; looked at for 80 s
-1. Container trainer has 90 % of the SM time of GPU 0, this one 7 %: for 50 s of the last 1 min 20 s, and now since 05:47:10 UTC.
+1. Container trainer has 90 % of the SM time of GPU 0, this one 6 %: for 50 s of the last 1 min 20 s, and now since 05:47:10 UTC.
    neighbour_sm: GPU 0 was busy 98 % of that time; it is one of 4 on it
    do: Move one of them to another GPU, or give each its part with MIG.
 `
@@ -75,6 +75,21 @@ func TestWhyURL(t *testing.T) {
 	ran(t, "why", url, strconv.Itoa(pid)).oneLine(t, 2, "; why needs one that has run for some minutes")
 	ran(t, "why", url, "--replay=demo", "x").oneLine(t, 2, "exclude each other")
 	ran(t, "why").oneLine(t, 2, "required argument 'container' not provided; see gpu-exporter why --help")
+}
+
+// TestWhyWatches: where no exporter runs this host is watched, and that is said; what is not on a GPU is answered at once.
+func TestWhyWatches(t *testing.T) {
+	gpu, pid := fake.H200(0), sleeper(t)
+	hold(&gpu, 500*mib, fake.Process{PID: pid, Memory: 135 * gib})
+	host := append(psHost(t, fake.Scenario{GPUs: []fake.GPU{gpu}})[1:], "--tracer=off")
+	r := ran(t, append([]string{"why", strconv.Itoa(pid), "--for=2s"}, host...)...)
+	const said = "gpu-exporter: no exporter answers at http://127.0.0.1:9400, so this host is watched for 2s; one that runs knows the last ten minutes\n"
+	if r.code != why.Memory.Exit || !strings.Contains(r.stdout, "\n1. The memory of GPU 0 is 97 % full") || r.stderr != said ||
+		!strings.Contains(r.stdout, "not known: it has been seen on GPU 0 for less than half a minute") {
+		t.Errorf("%+v", r)
+	}
+	ran(t, append([]string{"why", "nobody", "--for=10m"}, host...)...).oneLine(t, 2, "nobody: no running container has this name or id")
+	ran(t, "why", "nobody", "--nvml.library=/none", "--docker.host=unix:///none", "--tracer=off").oneLine(t, 2, "and this host cannot be sampled: no usable libnvidia-ml.so.1: tried /none")
 }
 
 // TestWhyHostile: an exporter that lies cannot act on the terminal.

@@ -108,15 +108,33 @@ func Play(ctx context.Context, list []input.Input, emit func(input.Input)) {
 	}
 }
 
-// Shift returns in with every point in time moved by ns.
+// Shift returns in with every point in time moved by ns, so that what runs there is not what runs at another time under the same PID.
 func Shift(in input.Input, ns int64) input.Input {
 	in.Time += ns
+	later := func(start uint64) uint64 { // in clock ticks of 10 ms
+		if start == 0 {
+			return 0 // not known
+		}
+		return start + uint64(ns/1e7)
+	}
+	if in.Processes != nil {
+		p := *in.Processes
+		p.List = append(p.List[:0:0], p.List...)
+		for i := range p.List {
+			p.List[i].StartTime = later(p.List[i].StartTime)
+		}
+		in.Processes = &p
+	}
 	if in.Tracer != nil {
 		r := *in.Tracer
 		r.Time += ns
 		r.Xids = append(r.Xids[:0:0], r.Xids...)
 		for i := range r.Xids {
 			r.Xids[i].Time += ns
+		}
+		r.Processes = append(r.Processes[:0:0], r.Processes...)
+		for i := range r.Processes {
+			r.Processes[i].StartTime = later(r.Processes[i].StartTime)
 		}
 		in.Tracer = &r
 	}

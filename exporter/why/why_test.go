@@ -12,6 +12,7 @@ import (
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
+	"gpu-exporter/exporter/recording"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/snapshot/hosttest"
 	"gpu-exporter/exporter/view"
@@ -74,12 +75,21 @@ func healthy() *host {
 func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *history.History) {
 	b, h := snapshot.NewBuilder(snapshot.Config{}), history.New()
 	var s *snapshot.Snapshot
+	inputs(seconds, at, b.Apply, func(now time.Time) {
+		s = b.Snapshot(now)
+		h.Add(view.New(s))
+	})
+	return s, h
+}
+
+// inputs gives what is read of the host to apply, and calls over at the end of each second.
+func inputs(seconds int, at func(second int) *host, give func(input.Input), over func(now time.Time)) {
 	cpu, copied := map[int]float64{}, map[int][2]uint64{}
 	for second := range seconds {
 		x, now := at(second), t0.Add(time.Duration(second)*time.Second)
 		apply := func(in input.Input) {
 			in.Time = now.UnixNano()
-			b.Apply(in)
+			give(in)
 		}
 		apply(input.Input{Source: &input.Source{Name: input.SourceDocker, Up: !x.dockerDown, Reason: "no answer\x1b[2J"}})
 		apply(input.Input{Containers: &input.Containers{List: []containers.Container{
@@ -127,10 +137,39 @@ func simulate(seconds int, at func(second int) *host) (*snapshot.Snapshot, *hist
 		if x.xid > 0 {
 			apply(input.Input{Frame: &frame.Frame{Events: []frame.Event{{UUID: uuid, Kind: "xid", Value: x.xid, Time: now.UnixNano()}}}})
 		}
-		s = b.Snapshot(now)
-		h.Add(view.New(s))
+		over(now)
 	}
-	return s, h
+}
+
+// TestLoop: a recording that is played again and again is a host on which the same happens again: what its container uses of the CPU counts each time.
+func TestLoop(t *testing.T) {
+	const length = 2 * minute
+	var list []input.Input
+	inputs(length, func(int) *host {
+		h := healthy()
+		h.procs[train].sm, h.procs[train].cpu, h.load.Utilization = 8, 1.0, frame.Some(11.0)
+		return h
+	}, func(in input.Input) { list = append(list, in) }, func(time.Time) {})
+	b, h := snapshot.NewBuilder(snapshot.Config{}), history.New()
+	var s *snapshot.Snapshot
+	next := t0
+	for loop := range 4 {
+		for _, in := range list {
+			in = recording.Shift(in, int64(loop*length)*int64(time.Second))
+			for ; next.UnixNano() < in.Time; next = next.Add(time.Second) {
+				s = b.Snapshot(next)
+				h.Add(view.New(s))
+			}
+			b.Apply(in)
+		}
+	}
+	r, err := why.New(view.New(s), view.Others(s), h.Past()).Ask("train")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Findings) != 1 || r.Findings[0].Cause != why.HostBound.Name || r.Findings[0].Seconds < 400 || r.Uses[0].CPU.V < 0.9 || r.Uses[0].CPU.V > 1.1 {
+		t.Errorf("%+v, %v CPUs", r.Findings, r.Uses[0].CPU.V)
+	}
 }
 
 // asked simulates ten minutes and asks about a name.
