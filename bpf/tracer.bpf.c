@@ -379,12 +379,12 @@ static __always_inline void give_back(struct group_count *g, enum table table)
 		__sync_fetch_and_add(&g->used[table], -1);
 }
 
-// lost_share counts what a group's share did not take.
+// lost_share counts what a group's share did not take, and last for all: who sees that count looks for the group.
 static __always_inline void lost_share(struct group_count *g)
 {
-	count_lost_by(LOST_SHARE);
 	if (g)
 		__sync_fetch_and_add(&g->lost, 1);
+	count_lost_by(LOST_SHARE);
 }
 
 // reserve makes room for a record of a process in a group; 0: it is lost. Of the ring buffer a group has its share by the second.

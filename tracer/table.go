@@ -181,6 +181,9 @@ func (r *run) fork(e *bpfEndEvent) bool {
 		p.Cgroup = parent.Cgroup
 	}
 	p.FromBirth = parent.FromBirth && r.seenSince(e.H.Time, e.H.Group)
+	if !p.FromBirth {
+		r.inexact(p)
+	}
 	p.holds = parent.holds
 	p.minors = maps.Clone(parent.minors)
 	p.scan, p.scanTick = true, true
