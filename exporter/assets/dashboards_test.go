@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/grafana/grafana-foundation-sdk/go/cog/plugins"
+	schema "github.com/grafana/grafana-foundation-sdk/go/dashboard"
+
 	"gpu-exporter/exporter/assets"
 )
 
@@ -131,6 +134,37 @@ func TestDashboards(t *testing.T) {
 					t.Errorf("%s: %s: %d units for %d columns", path, p.Title, units, len(p.Targets))
 				}
 			}
+		}
+	}
+}
+
+// TestDashboardsSchema: every field, query and option is one that Grafana's schema has, with a value that it allows. Grafana itself runs in no test.
+func TestDashboardsSchema(t *testing.T) {
+	plugins.RegisterDefaultPlugins()
+	complaint := func(b string) string {
+		//lint:ignore SA1019 files of this form are what every Grafana imports
+		var d schema.Dashboard
+		text := ""
+		for _, err := range []error{d.UnmarshalJSONStrict([]byte(b)), d.Validate()} {
+			if err != nil {
+				text += err.Error() // empty where the list of errors is
+			}
+		}
+		return text
+	}
+	for _, path := range assets.List() {
+		if !strings.HasPrefix(path, "dashboards/") {
+			continue
+		}
+		b, err := assets.Files.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := complaint(string(b)); c != "" {
+			t.Errorf("%s: %s", path, c)
+		}
+		if complaint(strings.Replace(string(b), `"gridPos": {`, `"gridPos": {"z": 1, `, 1)) == "" {
+			t.Errorf("%s: a field that Grafana does not have is not seen", path)
 		}
 	}
 }

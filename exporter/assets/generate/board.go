@@ -167,6 +167,11 @@ func spread(p panel) *heatmap.PanelBuilder {
 		Color(heatmap.NewHeatmapColorOptionsBuilder().Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Steps(64))
 }
 
+// newTable begins a table. The schema wants a list of what its footer, which is not shown, would compute.
+func newTable() *table.PanelBuilder {
+	return table.NewPanelBuilder().Footer(common.NewTableFooterOptionsBuilder().Reducer([]string{}))
+}
+
 // column is a query of a table with the unit of its values.
 type column struct{ heading, unit, expr string }
 
@@ -184,7 +189,7 @@ func rows(p panel, labels [][2]string, columns ...column) *table.PanelBuilder {
 		order[value], names[value] = len(order), c.heading
 		p.queries = append(p.queries, query{c.expr, c.heading})
 	}
-	t := table.NewPanelBuilder().Title(p.title).Description(p.about).Unit(count).Span(p.width).Height(p.height).Datasource(source).Targets(p.targets(tabled)).
+	t := newTable().Title(p.title).Description(p.about).Unit(count).Span(p.width).Height(p.height).Datasource(source).Targets(p.targets(tabled)).
 		WithTransformation(dashboard.DataTransformerConfig{Id: "merge", Options: map[string]any{}}).
 		WithTransformation(dashboard.DataTransformerConfig{Id: "organize", Options: map[string]any{"indexByName": order, "renameByName": names,
 			"excludeByName": hidden}})
@@ -207,7 +212,7 @@ func trends(p panel, labels [][2]string, columns ...column) *table.PanelBuilder 
 		series[ref(i)] = map[string]any{"timeField": "Time", "stat": "lastNotNull"}
 		p.queries = append(p.queries, query{c.expr, c.heading})
 	}
-	t := table.NewPanelBuilder().Title(p.title).Description(p.about).Unit(count).Span(p.width).Height(p.height).Datasource(source).Targets(p.targets(ranged)).
+	t := newTable().Title(p.title).Description(p.about).Unit(count).Span(p.width).Height(p.height).Datasource(source).Targets(p.targets(ranged)).
 		MaxDataPoints(200).
 		WithTransformation(dashboard.DataTransformerConfig{Id: "timeSeriesTable", Options: series}).
 		WithTransformation(dashboard.DataTransformerConfig{Id: "merge", Options: map[string]any{}}).
