@@ -71,10 +71,11 @@ func (e *Exporter) Resume() {
 	e.worker.Resume()
 }
 
-// settle is how long changes are gathered before a snapshot is made of them; longer where a snapshot is dear, so that they take a twentieth of one
-// core at most: sixteen GPUs are read at as many moments.
+// How long inputs are gathered before a snapshot is made of them: changes for a moment, and what comes every second, as all sources tick together, until
+// the sources have had their turn. Longer where a snapshot is dear, so that they take a twentieth of one core at most.
 const (
 	settle = 2 * time.Millisecond
+	gather = 50 * time.Millisecond
 	share  = 20
 )
 
@@ -131,11 +132,13 @@ func (e *Exporter) Run(ctx context.Context) error {
 	cfg.Recorded = e.cfg.Replay != nil
 	cfg.OnXid = func(x snapshot.XidReport) { logXid(e.cfg.Logger, x) }
 	b := snapshot.NewBuilder(cfg)
-	tick := time.NewTicker(time.Second) // readings age though nothing comes
+	tick := time.NewTicker(2 * time.Second) // readings age though nothing comes
 	defer tick.Stop()
 	pending := time.NewTimer(time.Hour)
 	defer pending.Stop()
-	due, wait := false, settle
+	var due time.Time // when the next snapshot is to be made; zero: there is nothing new
+	var last news
+	var rest time.Duration // after the last snapshot
 	for {
 		select {
 		case <-ctx.Done():
@@ -151,20 +154,48 @@ func (e *Exporter) Run(ctx context.Context) error {
 			if procs != nil && (in.Frame != nil && in.Frame.Device != nil || in.Tracer != nil) {
 				procs.Want(b.PIDs())
 			}
-			if !due {
-				due = true
+			wait := max(gather, rest)
+			if last.changed(&in) {
+				wait = max(settle, rest)
+			}
+			if at := time.Now().Add(wait); due.IsZero() || at.Before(due) {
+				due = at
 				pending.Reset(wait)
 			}
 		case <-pending.C:
-			due = false
+			due = time.Time{}
 			began := time.Now()
 			e.latest.Store(b.Snapshot(began))
-			wait = min(max(settle, share*time.Since(began)), time.Second)
-			tick.Reset(time.Second)
+			rest = min(share*time.Since(began), time.Second)
+			tick.Reset(2 * time.Second)
 		case <-tick.C:
 			e.latest.Store(b.Snapshot(time.Now()))
 		}
 	}
+}
+
+// news is what tells a change from figures that come every second.
+type news struct {
+	events    uint64 // of the tracer
+	holders   int
+	xids      int
+	processes int
+}
+
+// changed tells whether an input has something to tell at once.
+func (n *news) changed(in *input.Input) bool {
+	before := *n
+	switch {
+	case in.Tracer != nil:
+		n.events, n.holders, n.xids = in.Tracer.Events, len(in.Tracer.Processes), len(in.Tracer.Xids)
+	case in.Processes != nil:
+		n.processes = len(in.Processes.List)
+	case in.Frame != nil:
+		return len(in.Frame.Events) > 0 || in.Frame.Library != nil
+	default:
+		return true
+	}
+	return *n != before
 }
 
 // logXid writes a line on an error report of the driver: what no series can hold, the process and the driver's words.

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/exporter/processes"
 	"gpu-exporter/tracer/abi"
 	"gpu-exporter/tracer/activity"
@@ -214,7 +215,7 @@ func off(ctx context.Context, config *Config, reason string, emit func(*activity
 	}
 	defer log.close()
 	var xids []activity.Xid
-	every := time.NewTicker(tick)
+	every := beat.New(tick)
 	defer every.Stop()
 	for {
 		emit(&activity.Report{Time: time.Now().UnixNano(), Mode: ModeOff, Reason: reason, LedgerReason: "the tracer is off", Xids: xids})
@@ -222,6 +223,7 @@ func off(ctx context.Context, config *Config, reason string, emit func(*activity
 		case <-ctx.Done():
 			return nil
 		case <-every.C:
+			every.Again()
 		case x := <-log.xids():
 			xids = append(slices.Clone(xids[max(0, len(xids)-keptXids+1):]), x)
 		}
@@ -323,7 +325,7 @@ const fullEvery = time.Minute
 func (r *run) loop(ctx context.Context, records <-chan any) {
 	r.host(time.Now())
 	r.fullScan()
-	every := time.NewTicker(tick)
+	every := beat.New(tick)
 	defer every.Stop()
 	var flush <-chan time.Time
 	for {
@@ -360,6 +362,7 @@ func (r *run) loop(ctx context.Context, records <-chan any) {
 			r.rescan(false)
 			r.publish()
 		case now := <-every.C:
+			every.Again()
 			r.rescan(true)
 			r.tick(now)
 			r.publish()

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"gpu-exporter/beat"
 )
 
 // selfPeriod is how often the exporter looks at itself.
@@ -28,7 +30,7 @@ func newSelf(c ...prometheus.Collector) *self {
 
 // run refreshes until ctx ends.
 func (s *self) run(ctx context.Context) {
-	tick := time.NewTicker(selfPeriod)
+	tick := beat.New(selfPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -36,6 +38,7 @@ func (s *self) run(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.refresh()
+			tick.Again()
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/exporter/containers"
 )
 
@@ -103,7 +104,7 @@ func (s *session) run(ctx context.Context, socket identity) error {
 	listings := make(chan listing, 1)
 	s.ask(ctx, listings, false)
 
-	tick := time.NewTicker(min(time.Second, cfg.Ping))
+	tick := beat.New(min(time.Second, cfg.Ping))
 	defer tick.Stop()
 	deadline := time.NewTimer(3 * cfg.Timeout)
 	defer deadline.Stop()
@@ -140,6 +141,7 @@ func (s *session) run(ctx context.Context, socket identity) error {
 		case <-deadline.C:
 			s.giveUpOnFirst()
 		case now := <-tick.C:
+			tick.Again()
 			if identify(cfg.socket()) != socket {
 				return errReplaced
 			}

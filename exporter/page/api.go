@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/untaken"
@@ -60,8 +61,7 @@ func New(latest func() *snapshot.Snapshot) *Server {
 // Run keeps the history until ctx ends, and ends all streams then. It is called once.
 func (s *Server) Run(ctx context.Context) {
 	defer close(s.ended)
-	// Snapshots come once in a second, not at its beginning: looking twice in it misses none.
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := beat.New(time.Second) // snapshots are made once in a second, soon after its beginning
 	defer tick.Stop()
 	var added *snapshot.Snapshot
 	for {
@@ -73,6 +73,7 @@ func (s *Server) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			tick.Again()
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/nvml/frame"
 )
@@ -346,7 +347,7 @@ func (w *watch) why() int {
 
 // watch ends the worker when ctx is done, on Release, and when it has grown too big.
 func (s *Supervisor) watch(ctx context.Context, w *watch, quit <-chan struct{}) {
-	size := time.NewTicker(min(5*time.Second, s.cfg.HangAfter))
+	size := beat.New(min(5*time.Second, s.cfg.HangAfter))
 	defer size.Stop()
 	for {
 		s.mu.Lock()
@@ -364,6 +365,7 @@ func (s *Supervisor) watch(ctx context.Context, w *watch, quit <-chan struct{}) 
 			return
 		case <-changed:
 		case <-size.C:
+			size.Again()
 			if s.cfg.MemoryLimit > 0 && resident(w.p.pid) > s.cfg.MemoryLimit {
 				w.end(causeMemory)
 				return

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/nvml"
 	"gpu-exporter/nvml/frame"
 )
@@ -62,6 +63,9 @@ type frames struct {
 
 func newDevice(p *poller, index int) *device {
 	d := &device{p: p, index: index, refused: map[string]time.Time{}}
+	// Counted from the beat before, at which the ticks are but the first one: else that would be a part of a tick from the second time of a group.
+	beat := p.cfg.now().Truncate(p.cfg.Interval)
+	d.processAt, d.utilAt, d.powerAt, d.energyAt, d.gpmAt, d.callsAt = beat, beat, beat, beat, beat, beat
 	d.answers.Store(true) // until it was asked
 	d.lib = p.lib.With(nvml.Config{
 		OnEnter: func(name string) {
@@ -96,7 +100,7 @@ func (d *device) run(ctx context.Context) {
 	// NVML blocks the thread it is called on; let it be one of the device's own.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	tick := time.NewTicker(d.p.cfg.Interval)
+	tick := beat.New(d.p.cfg.Interval)
 	defer tick.Stop()
 	for {
 		f := d.tick(d.p.cfg.now())
@@ -114,6 +118,7 @@ func (d *device) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			tick.Again()
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/nvml"
 	"gpu-exporter/nvml/frame"
 )
@@ -96,7 +97,7 @@ func Run(ctx context.Context, lib *nvml.Library, c Config, emit func(*frame.Fram
 			ended <- struct{}{}
 		}()
 	}
-	watch := time.NewTicker(min(time.Second, p.cfg.Deadline))
+	watch := beat.New(min(time.Second, p.cfg.Deadline))
 	defer watch.Stop()
 	for left := len(p.devices); !p.cfg.Once || left > 0; {
 		select {
@@ -108,6 +109,7 @@ func Run(ctx context.Context, lib *nvml.Library, c Config, emit func(*frame.Fram
 			p.library(err)
 			return fmt.Errorf("%w: %w", ErrUnusable, err)
 		case <-watch.C:
+			watch.Again()
 			if p.watch(time.Now()) && p.cfg.Once {
 				return nil // who has not come back by now will not
 			}

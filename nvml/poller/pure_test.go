@@ -36,6 +36,25 @@ func TestDue(t *testing.T) {
 	}
 }
 
+// TestFirstPeriod: the first tick is at any moment, the others at whole seconds. The power ring holds 2.4 s, so its second reading may not be later.
+func TestFirstPeriod(t *testing.T) {
+	for first := time.Duration(0); first < time.Second; first += 50 * time.Millisecond {
+		began := t0.Add(first)
+		d := newDevice(&poller{cfg: Config{now: func() time.Time { return began }}.withDefaults(), lib: &nvml.Library{}}, 0)
+		if !due(began, &d.powerAt, 2*time.Second) {
+			t.Fatalf("not due at the first tick, %v after the second", first)
+		}
+		for i := 1; ; i++ {
+			if now := t0.Add(time.Duration(i) * time.Second); due(now, &d.powerAt, 2*time.Second) {
+				if gap := now.Sub(began); gap > 2*time.Second || gap < time.Second {
+					t.Errorf("began %v after the second: the next reading is %v later", first, gap)
+				}
+				break
+			}
+		}
+	}
+}
+
 func TestMerge(t *testing.T) {
 	list := merge(nil, []nvml.ProcessInfo{
 		{PID: 10, UsedMemory: 5, HasMemory: true, GPUInstance: -1, ComputeInstance: -1},

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"gpu-exporter/beat"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
 )
@@ -91,7 +92,7 @@ func (w *Watcher) Want(pids []int) {
 func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 	exits := newExits(w.cfg)
 	defer exits.close()
-	ticker := time.NewTicker(w.cfg.Interval)
+	ticker := beat.New(w.cfg.Interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil { // once stopped, the reading that is under way still uses the reader
 		if !w.tick(ctx, exits, emit) {
@@ -101,6 +102,7 @@ func (w *Watcher) Run(ctx context.Context, emit func(input.Input)) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			ticker.Again()
 		case <-w.wake:
 		case <-exits.ended:
 		}
