@@ -4,7 +4,6 @@ package top
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/gdamore/tcell/v2"
+	_ "github.com/gdamore/tcell/v2/terminfo/l/linux" // the console, which differs from xterm
 
 	"gpu-exporter/exporter/containers"
 	"gpu-exporter/exporter/history"
@@ -38,7 +38,7 @@ type Config struct {
 // Run shows the table until the user quits or ctx ends.
 func Run(ctx context.Context, c Config) error {
 	screen, err := tcell.NewScreen()
-	if errors.Is(err, tcell.ErrTermNotFound) {
+	if err != nil {
 		// The program knows few terminals by name, and nearly all others take what xterm takes.
 		os.Setenv("TERM", "xterm-256color")
 		screen, err = tcell.NewScreen()
@@ -275,15 +275,16 @@ func (m *model) title() string {
 	if s == nil {
 		return m.cut("gpu-exporter: reading")
 	}
-	text := fmt.Sprintf("%s  %s  by %s", table.Safe(cmp.Or(s.Host.Name, s.Host.IP, "host"), 30), s.Time.Local().Format(time.TimeOnly), m.Sort)
+	text := table.Safe(cmp.Or(s.Host.Name, s.Host.IP, "host"), 30) + "  " + s.Time.Local().Format(time.TimeOnly)
+	if s.Recorded {
+		text += "  recording"
+	}
+	text += "  by " + m.Sort
 	if m.Filter != "" {
 		text += "  filter " + table.Safe(m.Filter, 30)
 	}
 	if s.Driver.Version != "" {
 		text += "  driver " + table.Safe(s.Driver.Version, 20)
-	}
-	if s.Recorded {
-		text += "  recording"
 	}
 	return m.cut(text)
 }
