@@ -22,6 +22,12 @@ func assetsCommands(app *kingpin.Application) []command {
 			}
 			return nil
 		}},
-		{"assets export", func(exporter.Config) error { return assets.Export(*dir, *force) }},
+		{"assets export", func(exporter.Config) error {
+			err := assets.Export(*dir, *force)
+			if err == nil {
+				fmt.Printf("%d files are in %s\n", len(assets.List()), *dir)
+			}
+			return err
+		}},
 	}
 }

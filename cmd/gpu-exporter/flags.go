@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -23,6 +24,9 @@ import (
 func parseArgs(app *kingpin.Application, args []string) (chosen string, err error) {
 	if err := noValues(app.Model(), args); err != nil {
 		return "", err
+	}
+	if len(args) > 1 && args[0] == "help" { // kingpin's own ends with another code where there is no such command
+		args = append(slices.Clone(args[1:]), "--help")
 	}
 	chosen, failed := app.Parse(args)
 	context, err := app.ParseContext(args)

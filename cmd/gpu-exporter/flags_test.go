@@ -120,6 +120,8 @@ func TestWrongArguments(t *testing.T) {
 		{"-x", "unknown short flag '-x'"},
 		{"pss", `unexpected argument "pss"; see gpu-exporter`},
 		{"ps extra", `unexpected argument "extra"; see gpu-exporter ps --help`},
+		{"help pss", `unexpected argument "pss"`},
+		{"help assets lost", `expected command but got "lost"`},
 		{"assets", "must select a subcommand of 'assets'"},
 		{"assets lost", `expected command but got "lost"`},
 		{"why", "required argument 'container' not provided; see gpu-exporter why --help"},
@@ -177,6 +179,9 @@ func TestHelp(t *testing.T) {
 		r := ran(t, append(strings.Fields(c.FullCommand), "--help")...)
 		if n := strings.Count(r.stdout, "\n"); r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "usage: gpu-exporter "+c.FullCommand) || n > 45 {
 			t.Errorf("%s --help has %d lines: %+v", c.FullCommand, n, r)
+		}
+		if other := ran(t, append([]string{"help"}, strings.Fields(c.FullCommand)...)...); other != r {
+			t.Errorf("help %s: %+v", c.FullCommand, other)
 		}
 		for _, f := range c.Flags {
 			if !has(r.stdout, f) {
