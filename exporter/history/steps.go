@@ -69,6 +69,7 @@ type steps struct {
 	loads    map[string]*ring[Load]
 	uses     map[User]*ring[Use]
 	counters map[counter]view.Number // as they were last
+	spare    map[counter]view.Number // as they were before: emptied and filled again, for a new map each second is megabytes on a large host
 }
 
 // counter is one of which a step has the increase: of a process, a container or a GPU.
@@ -146,7 +147,11 @@ func (t *steps) add(s *view.Snapshot) {
 	advance(t.uses, t.now, now)
 	t.now = now
 	last := t.counters
-	t.counters = make(map[counter]view.Number, len(last))
+	if t.spare == nil {
+		t.spare = map[counter]view.Number{}
+	}
+	clear(t.spare)
+	t.counters, t.spare = t.spare, last
 	// count adds to a figure what its counter counted since the last snapshot.
 	count := func(to *float32, c counter, n view.Number) {
 		if !n.OK {

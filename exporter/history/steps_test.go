@@ -3,6 +3,7 @@ package history
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -85,5 +86,34 @@ func TestStepsBound(t *testing.T) {
 	p = h.Past()
 	if u := p.Uses[User{GPU: "GPU-1", Container: "a"}]; len(p.Uses) != 2 || u[Steps-1].Failed != 0 || !math.IsNaN(float64(u[Steps-1].CPU)) || u[Steps-2].Seen != 0 {
 		t.Errorf("after the clock was set: %+v", p.Uses)
+	}
+}
+
+// TestAddAllocates: what a second of 1000 containers with 4 processes each allocates. Their counters are kept in maps that are used again.
+func TestAddAllocates(t *testing.T) {
+	s := &view.Snapshot{Devices: []view.Device{{UUID: "GPU-1", State: "ok"}}}
+	for i := range 4000 {
+		s.Workloads = append(s.Workloads, view.Workload{GPUUUID: "GPU-1", ContainerID: fmt.Sprint(i / 4), PID: i + 1, CPU: frame.Some(float64(i)),
+			PCIeRX: frame.Some[uint64](1), PCIeTX: frame.Some[uint64](1)})
+	}
+	h, n := New(), 0
+	add := func() {
+		s.Time = t0.Add(time.Duration(n) * time.Second)
+		h.Add(s)
+		n++
+	}
+	for range 3 {
+		add()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 10 {
+		add()
+	}
+	runtime.ReadMemStats(&after)
+	each := (after.TotalAlloc - before.TotalAlloc) / 10
+	t.Logf("%d bytes a second", each)
+	if each > 1_000_000 {
+		t.Errorf("a second allocates %d bytes", each)
 	}
 }
