@@ -255,7 +255,9 @@ func (r *Reader) file(pid int, name string) ([]byte, error) {
 			return nil, err
 		}
 		n += m
-		if m == 0 || n >= limit {
+		// The kernel gives all of a stat that there is room for: to read on, only to see its end, would be a call more for each process.
+		whole := name == "stat" && m > 0 && n < end && r.buf[n-1] == '\n'
+		if m == 0 || n >= limit || whole {
 			return r.buf[:n], nil
 		}
 	}

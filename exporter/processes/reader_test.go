@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -386,5 +387,38 @@ func BenchmarkRead(b *testing.B) {
 		if _, err := r.Read(pid); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestReadsOnce: a process that is known costs one read a second. The kernel counts them by thread.
+func TestReadsOnce(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	reads := func() int {
+		data, err := os.ReadFile("/proc/thread-self/io")
+		if err != nil {
+			t.Skip("this kernel does not count reads: ", err)
+		}
+		_, rest, _ := strings.Cut(string(data), "syscr: ")
+		text, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("%s: %v", data, err)
+		}
+		return n
+	}
+	var r Reader
+	read := func(times int) int {
+		before := reads()
+		for range times {
+			if _, err := r.Read(os.Getpid()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return reads() - before
+	}
+	read(1)
+	if n := read(21) - read(1); n != 20 { // the rest is of counting
+		t.Errorf("20 looks at a known process read %d times", n)
 	}
 }
