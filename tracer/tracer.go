@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/exporter/processes"
+	"gpu-exporter/nvml/beat"
 	"gpu-exporter/tracer/abi"
 	"gpu-exporter/tracer/activity"
 	"gpu-exporter/tracer/entries"

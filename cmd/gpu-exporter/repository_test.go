@@ -68,7 +68,7 @@ func TestDependencies(t *testing.T) {
 
 // The tree has the folders it says it has, each package says what it is for, and the BPF programs carry their licence.
 func TestTree(t *testing.T) {
-	folders := []string{"beat", "nvml", "bpf", "tracer", "exporter", "cmd", "scripts", "docs", ".ci"}
+	folders := []string{"nvml", "bpf", "tracer", "exporter", "cmd", "scripts", "docs", ".ci"}
 	for _, f := range files(t) {
 		if dir, _, deep := strings.Cut(f, "/"); deep && !slices.Contains(folders, dir) {
 			t.Errorf("%s: a folder of no known purpose", f)

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"gpu-exporter/beat"
+	"gpu-exporter/nvml/beat"
 )
 
 // selfPeriod is how often the exporter looks at itself.

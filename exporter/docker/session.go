@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/exporter/containers"
+	"gpu-exporter/nvml/beat"
 )
 
 // session is one connection to the engine, from the subscription to the first error. Its fields belong to the goroutine of run.

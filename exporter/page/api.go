@@ -11,12 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/exporter/history"
 	"gpu-exporter/exporter/snapshot"
 	"gpu-exporter/exporter/untaken"
 	"gpu-exporter/exporter/view"
 	"gpu-exporter/exporter/why"
+	"gpu-exporter/nvml/beat"
 )
 
 // Server keeps the history of what latest returns, and answers requests.

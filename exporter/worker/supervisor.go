@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/exporter/input"
+	"gpu-exporter/nvml/beat"
 	"gpu-exporter/nvml/frame"
 )
 

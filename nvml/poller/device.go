@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/nvml"
+	"gpu-exporter/nvml/beat"
 	"gpu-exporter/nvml/frame"
 )
 
@@ -64,8 +64,8 @@ type frames struct {
 func newDevice(p *poller, index int) *device {
 	d := &device{p: p, index: index, refused: map[string]time.Time{}}
 	// Counted from the beat before, at which the ticks are but the first one: else that would be a part of a tick from the second time of a group.
-	beat := p.cfg.now().Truncate(p.cfg.Interval)
-	d.processAt, d.utilAt, d.powerAt, d.energyAt, d.gpmAt, d.callsAt = beat, beat, beat, beat, beat, beat
+	before := p.cfg.now().Truncate(p.cfg.Interval)
+	d.processAt, d.utilAt, d.powerAt, d.energyAt, d.gpmAt, d.callsAt = before, before, before, before, before, before
 	d.answers.Store(true) // until it was asked
 	d.lib = p.lib.With(nvml.Config{
 		OnEnter: func(name string) {

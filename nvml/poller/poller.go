@@ -18,8 +18,8 @@ import (
 	"sync"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/nvml"
+	"gpu-exporter/nvml/beat"
 	"gpu-exporter/nvml/frame"
 )
 

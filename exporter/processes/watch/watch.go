@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"gpu-exporter/beat"
 	"gpu-exporter/exporter/input"
 	"gpu-exporter/exporter/processes"
+	"gpu-exporter/nvml/beat"
 )
 
 // Config says how a Watcher works. Zero values take the defaults named.
