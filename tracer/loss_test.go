@@ -38,7 +38,6 @@ type lossHost struct {
 	last *activity.Report
 
 	procs    map[uint32]*lossProc
-	memories []*memory
 	holders  map[uint32]bool
 	next     uint64 // start of the next process, clock ticks
 	handle   uint32

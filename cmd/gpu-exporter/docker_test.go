@@ -185,7 +185,10 @@ func TestDocker(t *testing.T) {
 	})
 	t.Run("stop", func(t *testing.T) {
 		d.Docker(t, "stop", "one")
-		s := p.until(t, 5*time.Second, "no memory of the stopped container", func(s scrape) bool {
+		p.until(t, time.Second, "no memory of the stopped container", func(s scrape) bool {
+			return len(s.find("gpu_memory_used_bytes", "container_name", "one")) == 0
+		})
+		s := p.until(t, 5*time.Second, "nor that the engine has it", func(s scrape) bool { // which is told apart
 			return len(s.find("gpu_memory_used_bytes", "container_name", "one"))+len(s.find("gpu_container_info", "container_name", "one")) == 0
 		})
 		for name := range s {

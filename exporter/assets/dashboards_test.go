@@ -44,10 +44,10 @@ type dashboard struct {
 	}
 }
 
-// dashboards reads all dashboards by path.
-func dashboards(t *testing.T) map[string]dashboard {
+// boards reads the files of all dashboards by path.
+func boards(t *testing.T) map[string][]byte {
 	t.Helper()
-	m := map[string]dashboard{}
+	m := map[string][]byte{}
 	for _, path := range assets.List() {
 		if !strings.HasPrefix(path, "dashboards/") {
 			continue
@@ -56,6 +56,16 @@ func dashboards(t *testing.T) map[string]dashboard {
 		if err != nil {
 			t.Fatal(err)
 		}
+		m[path] = b
+	}
+	return m
+}
+
+// dashboards reads all dashboards by path.
+func dashboards(t *testing.T) map[string]dashboard {
+	t.Helper()
+	m := map[string]dashboard{}
+	for path, b := range boards(t) {
 		var d dashboard
 		if err := json.Unmarshal(b, &d); err != nil {
 			t.Fatalf("%s: %v", path, err)
@@ -152,14 +162,7 @@ func TestDashboardsSchema(t *testing.T) {
 		}
 		return text
 	}
-	for _, path := range assets.List() {
-		if !strings.HasPrefix(path, "dashboards/") {
-			continue
-		}
-		b, err := assets.Files.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for path, b := range boards(t) {
 		if c := complaint(string(b)); c != "" {
 			t.Errorf("%s: %s", path, c)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"gpu-exporter/exporter/input"
+	"gpu-exporter/nvml/libdir"
 )
 
 // static is this package's test binary built without cgo, which makes it a static worker that runs in any root.
@@ -239,7 +241,8 @@ func TestNoGlibc(t *testing.T) {
 	}
 }
 
-// The real worker, chrooted to a root that holds glibc and nothing else, says that there is no library, and every path it tried.
+// The real worker, chrooted to a root that holds glibc and nothing else, says that there is no library, and in how many places it looked: the
+// loader's search and every known directory.
 func TestRealWorker(t *testing.T) {
 	needRoot(t)
 	prog := dynamic(t)
@@ -247,8 +250,10 @@ func TestRealWorker(t *testing.T) {
 	glibc(t, prog, root)
 	_, r, _ := run(t, "", func(c *Config) { c.Path, c.embedded, c.DriverRoot, c.Env = "", prog, root, nil })
 	in := r.wait(t, "a restart", restarted(ReasonLibrary, 1))
-	if got := last(in).Reason; !strings.Contains(got, "no usable libnvidia-ml.so.1") {
-		t.Errorf("reason %q", got)
+	known := libdir.Directories()
+	want := fmt.Sprintf("no usable libnvidia-ml.so.1: it is in none of %d places where drivers have it", 1+len(known))
+	if got := last(in).Reason; !strings.Contains(got, want) || !slices.ContainsFunc(known, func(d string) bool { return strings.HasPrefix(d, "/run/nvidia/driver/") }) {
+		t.Errorf("reason %q, want %q; directories %v", got, want, known)
 	}
 }
 

@@ -311,7 +311,8 @@ func (l *Ledger) dup(p *process, o *object, e *Event) {
 	}
 	s := source.shared
 	s.join(o)
-	if slices.ContainsFunc(append(s.dups, s.first), func(older *object) bool { return older.shared == s && l.clientOf(older).owner.inexact }) {
+	doubtful := func(older *object) bool { return older.shared == s && l.clientOf(older).owner.inexact }
+	if doubtful(s.first) || slices.ContainsFunc(s.dups, doubtful) {
 		l.doubt(p)
 	}
 }
