@@ -137,7 +137,8 @@ func TestCountersSurvive(t *testing.T) {
 	})
 	t.Run("process ends", func(t *testing.T) {
 		pid := brief.Process.Pid
-		was := busy(pid)(look())
+		// The energy of a reading is shared out when the samples of its time are there.
+		was := busy(pid)(until("a share of the energy", func(s scrape) bool { return s.sum("gpu_energy_joules_total", "process_pid", fmt.Sprint(pid)) > 0 }))
 		brief.Process.Kill()
 		brief.Wait()
 		h.Set(t, fake.Scenario{GPUs: gpus})
