@@ -125,7 +125,8 @@ const enum cause *unused_cause __attribute__((unused));
 #define PREFIX 64
 volatile const char prefix[PREFIX] = "/dev/nvidia"; // names whose failed opens are counted: a failed open has no inode
 volatile const u32 prefix_len = 11;
-volatile const bool cgroup_v1 = false; // controllers are mounted in version 1: the first of them tells containers apart
+volatile const bool cgroup_v1 = false; // controllers are mounted in version 1: the first that is tells containers apart
+volatile const u32 cgroup_at = 0; // which that is, by the kernel's numbers
 volatile const bool have_task_btf = false; // kernel 5.11: fields of the current task are read without a call for each
 volatile const u32 open_rate = 512; // records of one process a second; opens beyond are counted only
 volatile const u32 call_rate = 20000; // calls beyond are lost for the ledger
@@ -263,6 +264,7 @@ struct {
 struct group_count {
 	u64 started, exited, failed, killed;
 	u64 lost; // records of its processes that its share did not take: none of them is exact then
+	u64 dropped; // the sum of its processes', those that are gone too
 	u64 window;
 	u32 records; // in this window
 	u32 used[TABLES]; // entries that it has
@@ -282,13 +284,26 @@ static __always_inline struct task_struct *current_task(void)
 	return (void *)bpf_get_current_task();
 }
 
+// current_css returns the state of the controller of version 1 that tells containers apart.
+static __always_inline struct cgroup_subsys_state *current_css(void)
+{
+	struct css_set *set = BPF_CORE_READ(current_task(), cgroups);
+	struct cgroup_subsys_state *css = 0;
+
+	bpf_probe_read_kernel(&css, sizeof(css), (void *)set + bpf_core_field_offset(struct css_set, subsys) + sizeof(css) * cgroup_at);
+	return css;
+}
+
 static __always_inline u64 current_group(void)
 {
+	struct cgroup_subsys_state *css;
+
 	if (!cgroup_v1)
 		return bpf_get_current_cgroup_id();
-	if (have_task_btf)
+	if (have_task_btf && !cgroup_at)
 		return bpf_get_current_task_btf()->cgroups->subsys[0]->cgroup->kn->id;
-	return BPF_CORE_READ(current_task(), cgroups, subsys[0], cgroup, kn, id);
+	css = current_css();
+	return BPF_CORE_READ(css, cgroup, kn, id);
 }
 
 static __always_inline u32 node_of(u32 rdev)
@@ -463,6 +478,7 @@ static __always_inline struct holder *hold(u32 tgid, u64 group, bool opened, boo
 static __always_inline void send_open(u32 kind, struct file *file, u32 node, u32 minor, s32 result, u64 group, bool first)
 {
 	struct open_event *e = reserve(group, sizeof(*e));
+	struct cgroup_subsys_state *css;
 	const char *name;
 
 	if (!e)
@@ -473,10 +489,12 @@ static __always_inline void send_open(u32 kind, struct file *file, u32 node, u32
 	e->result = result;
 	e->first = first;
 	e->unused = 0;
-	if (cgroup_v1)
-		name = BPF_CORE_READ(current_task(), cgroups, subsys[0], cgroup, kn, name);
-	else
+	if (cgroup_v1) {
+		css = current_css();
+		name = BPF_CORE_READ(css, cgroup, kn, name);
+	} else {
 		name = BPF_CORE_READ(current_task(), cgroups, dfl_cgrp, kn, name);
+	}
 	if (bpf_probe_read_kernel_str(e->cgroup, sizeof(e->cgroup), name) < 0)
 		e->cgroup[0] = 0;
 	bpf_ringbuf_submit(e, 0);
@@ -789,13 +807,17 @@ static __always_inline bool wanted(struct thread *t, u32 nr)
 static __always_inline void send_call(struct thread *t, u32 nr, s64 ret, u64 group, struct holder *h)
 {
 	struct call_event *e;
+	struct group_count *g;
 	u64 params = 0;
 
 	if (h) {
 		roll(h, bpf_ktime_get_ns());
 		if (h->calls >= call_rate) {
 			__sync_fetch_and_add(&h->dropped, 1);
-			count_lost_by(LOST_RATE);
+			g = bpf_map_lookup_elem(&groups, &h->group);
+			if (g)
+				__sync_fetch_and_add(&g->dropped, 1);
+			count_lost_by(LOST_RATE); // last: who sees it looks for the process, and for its group if it is gone
 			return;
 		}
 		h->calls++;

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
@@ -192,8 +193,13 @@ func configure(spec *ebpf.CollectionSpec, config *Config) error {
 			spec.Maps[name].MaxEntries = uint32(size)
 		}
 	}
+	at, err := controllerNumber(config.controller)
+	if err != nil {
+		return err
+	}
 	values := map[string]any{
 		bpfVarCgroupV1:    config.cgroupV1,
+		bpfVarCgroupAt:    at,
 		bpfVarHaveTaskBtf: !config.noTaskBTF && features.HaveProgramHelper(ebpf.TracePoint, asm.FnGetCurrentTaskBtf) == nil,
 	}
 	if l.OpenRate > 0 {
@@ -230,6 +236,31 @@ func configure(spec *ebpf.CollectionSpec, config *Config) error {
 		}
 	}
 	return nil
+}
+
+// controllerNumber returns the kernel's number of a controller of version 1. Controllers that a kernel lacks, or has in version 2 alone, move or
+// remove others. Of none it is 0.
+func controllerNumber(name string) (uint32, error) {
+	if name == "" {
+		return 0, nil
+	}
+	if name == "blkio" {
+		name = "io"
+	}
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		return 0, fmt.Errorf("reading the kernel's types: %w", err)
+	}
+	var numbers *btf.Enum
+	if err := types.TypeByName("cgroup_subsys_id", &numbers); err != nil {
+		return 0, fmt.Errorf("finding the kernel's control groups: %w", err)
+	}
+	for _, v := range numbers.Values {
+		if v.Name == name+"_cgrp_id" {
+			return uint32(v.Value), nil
+		}
+	}
+	return 0, fmt.Errorf("finding the kernel's control groups: no controller %q", name)
 }
 
 // fentryTargets names the functions that differ by architecture and kernel, and leaves out what the kernel has not.

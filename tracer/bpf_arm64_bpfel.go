@@ -101,6 +101,7 @@ type bpfGroupCount struct {
 	Failed  uint64
 	Killed  uint64
 	Lost    uint64
+	Dropped uint64
 	Window  uint64
 	Records uint32
 	Used    [5]uint32
@@ -264,6 +265,7 @@ const (
 	bpfProgTpOpenExit    = "tp_open_exit"
 	bpfProgTpOpenatEnter = "tp_openat_enter"
 	bpfVarCallRate       = "call_rate"
+	bpfVarCgroupAt       = "cgroup_at"
 	bpfVarCgroupV1       = "cgroup_v1"
 	bpfVarGroupRate      = "group_rate"
 	bpfVarHaveTaskBtf    = "have_task_btf"
@@ -367,6 +369,7 @@ type bpfMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
 	CallRate    *ebpf.VariableSpec `ebpf:"call_rate"`
+	CgroupAt    *ebpf.VariableSpec `ebpf:"cgroup_at"`
 	CgroupV1    *ebpf.VariableSpec `ebpf:"cgroup_v1"`
 	GroupRate   *ebpf.VariableSpec `ebpf:"group_rate"`
 	HaveTaskBtf *ebpf.VariableSpec `ebpf:"have_task_btf"`
@@ -442,6 +445,7 @@ func (m *bpfMaps) Close() error {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
 	CallRate    *ebpf.Variable `ebpf:"call_rate"`
+	CgroupAt    *ebpf.Variable `ebpf:"cgroup_at"`
 	CgroupV1    *ebpf.Variable `ebpf:"cgroup_v1"`
 	GroupRate   *ebpf.Variable `ebpf:"group_rate"`
 	HaveTaskBtf *ebpf.Variable `ebpf:"have_task_btf"`

@@ -41,7 +41,8 @@ type counts struct {
 // loss is what the kernel side could not tell of a group's processes, there being more than the group's share.
 type loss struct {
 	records uint64
-	seen    int64 // CLOCK_MONOTONIC: when it was found that they had become more
+	dropped uint64 // of which it is known whose they were
+	seen    int64  // CLOCK_MONOTONIC: when it was found that there were more
 }
 
 type openKey struct{ node, result string }
@@ -230,7 +231,7 @@ func (g *groups) find(id uint64) string {
 	if now := time.Now(); now.Sub(g.walkAt) >= time.Second {
 		g.walkAt, g.walked = now, map[uint64]string{}
 		root := g.root()
-		_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		_ = filepath.WalkDir(root+"/", func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.IsDir() {
 				return nil // a group that went meanwhile
 			}
@@ -404,16 +405,32 @@ func (g *groups) kernelCounts() (map[uint64]*counts, error) {
 	return byID, err
 }
 
-// lose returns the groups that lost records since it was called last.
-func (g *groups) lose(now int64) map[uint64]bool {
-	more := map[uint64]bool{}
+// lose returns the groups that lost records since it was called last, beside those that known puts down to a process with drop. Of a process that is
+// gone nobody knows any more what it dropped but its group.
+func (g *groups) lose(now int64, known func()) map[uint64]bool {
+	counts := map[uint64]loss{}
 	_ = g.started.Each(func(id uint64, v *bpfGroupCount) { // what could not be read is seen the next time
-		if v.Lost > g.lost[id].records {
-			g.lost[id] = loss{v.Lost, now}
-			more[id] = true
+		if v.Lost > 0 || v.Dropped > 0 {
+			counts[id] = loss{v.Lost, v.Dropped, now}
 		}
 	})
+	known() // reads what is no less than the sums of before
+	more := map[uint64]bool{}
+	for id, l := range counts {
+		if was := g.lost[id]; l.records > was.records || l.dropped > was.dropped {
+			l.dropped = max(l.dropped, was.dropped)
+			g.lost[id] = l
+			more[id] = true
+		}
+	}
 	return more
+}
+
+// drop notes whose records of a group were dropped.
+func (g *groups) drop(id, n uint64) {
+	l := g.lost[id]
+	l.dropped += n
+	g.lost[id] = l
 }
 
 // forget deletes the counters of groups. Nobody adds to them any more: the groups have no processes.

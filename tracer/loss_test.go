@@ -119,7 +119,7 @@ func newLossHost(t *testing.T, seed uint64) *lossHost {
 	config := &Config{ProcRoot: t.TempDir(), CgroupRoot: t.TempDir(), Linger: time.Minute}
 	h.run = &run{
 		config: config, log: slog.New(slog.DiscardHandler), groups: newGroups(config, h.maps), processes: map[int]*process{}, mode: ModeTracepoint,
-		proc: &processes.Reader{Root: config.ProcRoot}, ledger: ledger.New(ledger.Config{}), lost: map[string]uint64{}, version: abi.Version{Major: 580, Minor: 159},
+		proc: &processes.Reader{Root: config.ProcRoot}, ledger: ledger.New(ledger.Config{}), lost: map[string]uint64{}, droppedAt: map[int]int64{}, version: abi.Version{Major: 580, Minor: 159},
 		kernel: &kernel{collection: &ebpf.Collection{Maps: h.maps}}, attached: 10 * userTicks, scans: make(chan fullScan, 1),
 		emit: func(r *activity.Report) { h.last = r },
 	}
@@ -208,6 +208,7 @@ func (h *lossHost) send(p *lossProc, raw []byte, call bool) {
 		if h.maps[bpfMapHolders].Lookup(p.pid, &held) == nil {
 			held.Dropped++
 			check(h.maps[bpfMapHolders].Put(p.pid, &held))
+			h.group(p, func(g *bpfGroupCount) { g.Dropped++ })
 			h.count(bpfCauseLOST_RATE)
 			return
 		}
@@ -227,11 +228,15 @@ func (h *lossHost) send(p *lossProc, raw []byte, call bool) {
 }
 
 func (h *lossHost) share(p *lossProc) {
+	h.group(p, func(g *bpfGroupCount) { g.Lost++ })
+	h.count(bpfCauseLOST_SHARE)
+}
+
+func (h *lossHost) group(p *lossProc, change func(*bpfGroupCount)) {
 	var g bpfGroupCount
 	_ = h.maps[bpfMapGroups].Lookup(p.group, &g) // none yet is one of nothing
-	g.Lost++
+	change(&g)
 	check(h.maps[bpfMapGroups].Put(p.group, &g))
-	h.count(bpfCauseLOST_SHARE)
 }
 
 func (h *lossHost) open(p *lossProc, node bpfNode, minor int) {

@@ -120,7 +120,7 @@ func (r *run) open(e *bpfOpenEvent) bool {
 		// device when every process was looked at.
 		young := int64(e.H.Start) > r.attached
 		looked := r.scanned != 0 && int64(e.H.Time) > r.scanned && bpfKind(e.H.Kind) == bpfKindKIND_OPEN
-		p.FromBirth = e.First == 1 && (young || looked) && r.seenSince(e.H.Time, e.H.Group)
+		p.FromBirth = e.First == 1 && (young || looked) && r.seenSince(pid, e.H.Time, e.H.Group)
 		if !p.FromBirth {
 			r.inexact(p)
 		} else { // the ledger takes who is new to it for one that events of were lost, if any were lost before
@@ -180,7 +180,7 @@ func (r *run) fork(e *bpfEndEvent) bool {
 	if !strings.HasPrefix(p.Cgroup, "/") {
 		p.Cgroup = parent.Cgroup
 	}
-	p.FromBirth = parent.FromBirth && r.seenSince(e.H.Time, e.H.Group)
+	p.FromBirth = parent.FromBirth && r.seenSince(child, e.H.Time, e.H.Group)
 	if !p.FromBirth {
 		r.inexact(p)
 	}
@@ -202,6 +202,9 @@ func (r *run) exec(e *bpfEndEvent) bool {
 	p.Compute = false
 	p.Comm = text(e.H.Comm[:])
 	r.ledger.Apply(ledger.Event{Kind: ledger.Exec, PID: int32(p.PID), Start: p.StartTime, Time: int64(e.H.Time)})
+	if !p.FromBirth {
+		r.inexact(p) // what was lost may have come later than this
+	}
 	if facts, err := r.proc.Read(p.PID); err == nil && facts.StartTime == p.StartTime && facts.Cgroup != "" {
 		p.Cgroup = facts.Cgroup
 	}

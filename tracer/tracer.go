@@ -178,6 +178,7 @@ func (t *Tracer) Run(ctx context.Context, emit func(*activity.Report)) error {
 		proc:      &processes.Reader{Root: t.config.ProcRoot},
 		ledger:    ledger.New(ledger.Config{Window: t.config.Window}),
 		lost:      map[string]uint64{},
+		droppedAt: map[int]int64{},
 		attached:  monotonic(unix.CLOCK_BOOTTIME),
 		scans:     make(chan fullScan, 1),
 	}
@@ -290,8 +291,9 @@ type run struct {
 	xids       []activity.Xid
 	events     uint64
 	lost       map[string]uint64
-	lostAnyway uint64 // records that could not be read
-	lostAt     int64  // monotonic: when it was found last that records of anyone were lost
+	lostAnyway uint64        // records that could not be read
+	lostAt     int64         // monotonic: when it was found last that records of anyone were lost
+	droppedAt  map[int]int64 // the same for calls of one process beyond the rate, by PID
 
 	attached  int64 // boot-time clock: when the programs were attached
 	scanned   int64 // monotonic: when the first look at every process began; 0: not done
@@ -522,11 +524,8 @@ func (r *run) readLost() {
 	if all {
 		r.lostAll(now)
 	}
-	if rate {
-		r.readHolders()
-	}
-	if share {
-		groups := r.groups.lose(now)
+	if rate || share {
+		groups := r.groups.lose(now, r.readHolders)
 		for _, p := range r.processes {
 			if groups[p.group] {
 				r.inexact(p)
@@ -538,13 +537,23 @@ func (r *run) readLost() {
 
 // readHolders looks for processes whose records were cut: calls beyond the rate are the loss of the one process that makes so many.
 func (r *run) readHolders() {
+	now := monotonic(unix.CLOCK_MONOTONIC)
+	for pid, at := range r.droppedAt {
+		if now-at > int64(time.Minute) { // no record waits so long
+			delete(r.droppedAt, pid)
+		}
+	}
 	_ = r.holders.Each(func(pid uint32, h *bpfHolder) { // what could not be read is seen at the next tick
 		p := r.processes[int(pid)]
+		if h.Dropped > 0 && (p == nil || h.Dropped > p.dropped) {
+			r.droppedAt[int(pid)] = now // it may be another process of this number, whose records are not read yet
+		}
 		if p == nil {
 			return
 		}
 		if h.Dropped > p.dropped {
 			r.inexact(p)
+			r.groups.drop(h.Group, h.Dropped-p.dropped)
 		}
 		if h.Suppressed > p.suppressed {
 			p.scan = true
@@ -562,9 +571,9 @@ func (r *run) lostAll(now int64) {
 	}
 }
 
-// seenSince tells whether nothing was lost, of anyone and of a group, since a record was made that may be read only now.
-func (r *run) seenSince(time, group uint64) bool {
-	return int64(time) > max(r.lostAt, r.groups.lost[group].seen)
+// seenSince tells whether nothing was lost, of anyone, of a group and of a process, since a record was made that may be read only now.
+func (r *run) seenSince(pid int, time, group uint64) bool {
+	return int64(time) > max(r.lostAt, r.groups.lost[group].seen, r.droppedAt[pid])
 }
 
 func (r *run) inexact(p *process) {

@@ -303,6 +303,9 @@ func (l *Ledger) dup(p *process, o *object, e *Event) {
 		return
 	}
 	source := c.objects[e.SrcHandle]
+	if source == nil && c.owner != p {
+		l.doubt(p) // perhaps memory that was not seen to be made
+	}
 	if source == nil || source == o || source.kind != Memory && (source.kind != Dup || source.shared == nil) {
 		return
 	}
