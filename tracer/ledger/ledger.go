@@ -30,6 +30,7 @@ type Ledger struct {
 	dropped   uint64
 	lost      uint64
 	anyLost   bool
+	doubted   bool // of some process not every event was seen
 	now       int64
 }
 
@@ -190,7 +191,7 @@ func (l *Ledger) Stats() Stats {
 
 func (l *Ledger) loseAll() {
 	l.lost++
-	l.anyLost = true
+	l.anyLost, l.doubted = true, true
 	for _, p := range l.processes {
 		p.inexact = true
 	}

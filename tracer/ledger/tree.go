@@ -173,7 +173,11 @@ func (l *Ledger) removeLeaf(c *client, o *object) {
 			s.first = heir
 			heir.kind, heir.size = Memory, o.size
 			heir.device.size += heir.size
-			l.add(l.clientOf(heir).owner, heir.device.gpu, heir.size)
+			owner := l.clientOf(heir).owner
+			l.add(owner, heir.device.gpu, heir.size)
+			if l.doubted {
+				l.doubt(owner) // the memory may have an older handle, that was not seen to be made
+			}
 		}
 	}
 }
@@ -325,7 +329,7 @@ func (l *Ledger) doubt(p *process) {
 	if p.inexact {
 		return
 	}
-	p.inexact = true
+	p.inexact, l.doubted = true, true
 	for doubtful := []*process{p}; len(doubtful) > 0; {
 		p, doubtful = doubtful[0], doubtful[1:]
 		for _, c := range p.clients {
