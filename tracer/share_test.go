@@ -48,9 +48,12 @@ func hostile(prefix string, programs *driver) {
 		}()
 	}
 	called.Wait()
+	fd, err := syscall.Dup(programs.ctl) // the collector of garbage closes files, and the calls below need theirs
+	check(err)
+	device := os.NewFile(uintptr(fd), "device")
 	for range flood { // processes that have the device
 		c := exec.Command("sleep", "3600")
-		c.ExtraFiles = []*os.File{os.NewFile(uintptr(programs.ctl), "device")}
+		c.ExtraFiles = []*os.File{device}
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		check(c.Start())
 	}
