@@ -27,7 +27,7 @@ func TestVersions(t *testing.T) {
 			t.Errorf("%q: %v, %v, %v", text, got, err, got.Supported())
 		}
 	}
-	for _, text := range []string{"", "580", "580.x.1", "a.b.c", "1.2.3.4", "-1.2.3", "99999999999.1.1", "580..1"} {
+	for _, text := range []string{"", "0.0", "580", "580.x.1", "a.b.c", "1.2.3.4", "-1.2.3", "99999999999.1.1", "580..1"} {
 		if v, err := ParseVersion(text); err == nil {
 			t.Errorf("%q: %v", text, v)
 		}

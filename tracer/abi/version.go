@@ -32,6 +32,9 @@ func ParseVersion(text string) (Version, error) {
 		}
 		numbers[i] = int(n)
 	}
+	if numbers[0] == 0 {
+		return Version{}, fmt.Errorf("reading driver version %.40q: there is no branch 0", text)
+	}
 	return Version{numbers[0], numbers[1], numbers[2]}, nil
 }
 
