@@ -9,9 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-exporter/exporter/assets"
 	"gpu-exporter/exporter/docker/dockertest"
@@ -61,10 +64,42 @@ func documentedRun(t *testing.T, d *dockertest.Daemon) []string {
 	if m == nil {
 		t.Fatal("README.md has no docker run -d")
 	}
-	return strings.Fields(strings.NewReplacer("\\\n", " ", "-v /var/run/docker.sock:", "-v "+d.Socket+":").Replace(string(m[1])))
+	text := strings.NewReplacer("\\\n", " ", "-v /var/run/docker.sock:", "-v "+d.Socket+":").Replace(string(m[1]))
+	out, err := exec.Command("sh", "-c", `printf '%s\n' `+text).Output() // it may have quotes
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-// TestFromScratch: in an image that holds the program and nothing else, run as the README says, the host's NVML is loaded and the host's containers have their names.
+// containerDevices sees that a container with the exporter's options may open NVIDIA's device nodes, and only with the rule for them. This host has no
+// such driver, so that what is allowed says so.
+func containerDevices(t *testing.T, d *dockertest.Daemon) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mknod(dir+"/nvidiactl", unix.S_IFCHR|0o666, int(unix.Mkdev(195, 255))); err != nil {
+		t.Fatal(err)
+	}
+	options := documentedRun(t, d)
+	options = options[slices.Index(options, "--pid=host"):slices.Index(options, "gpu-exporter:latest")]
+	for _, rule := range []bool{true, false} {
+		list, want := options, "No such device"
+		if !rule {
+			list = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "--device-cgroup-rule=") })
+			want = "Operation not permitted"
+		}
+		name := fmt.Sprint("devices-", rule)
+		d.Run(t, slices.Concat([]string{"--name", name, "-v", dir + ":/nodes"}, list, []string{"busybox", "sh", "-c", ": <>/nodes/nvidiactl"})...)
+		d.Docker(t, "wait", name)
+		if text := containerLog(t, d, name); !strings.Contains(text, want) {
+			t.Errorf("with a rule for the devices: %v; opening one says %q, want %q", rule, text, want)
+		}
+	}
+}
+
+// TestFromScratch: in an image that holds the program and nothing else, run as the README says, that is without --privileged, the host's NVML is loaded,
+// the kernel is traced, and the host's containers and all processes' open files are seen. It could do nothing else: the host is read-only, and it has
+// only the capabilities that it is given by name.
 func TestFromScratch(t *testing.T) {
 	d, size := withImage(t)
 	if size >= 20_000_000 {
@@ -76,7 +111,12 @@ func TestFromScratch(t *testing.T) {
 	hold(&gpu, 10*mib, fake.Process{PID: inside, Memory: 2 * gib}, fake.Process{PID: host, Memory: gib})
 	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
 
-	d.Run(t, append(documentedRun(t, d), "--nvml.library="+h.Library, "--web.listen-address=127.0.0.1:0")...)
+	arguments := documentedRun(t, d)
+	if slices.Contains(arguments, "--privileged") || !slices.Contains(arguments, "--read-only") || !slices.Contains(arguments, "--cap-drop=ALL") {
+		t.Errorf("the README's container has more privileges than it needs: %q", arguments)
+	}
+	nobodies(t)
+	d.Run(t, append(arguments, "--nvml.library="+h.Library, "--web.listen-address=127.0.0.1:0", "--tracer.devices=1:7=ctl")...)
 	p := &process{exited: make(chan struct{})}
 	for i := 0; p.address == ""; i++ {
 		if m := listening.FindStringSubmatch(containerLog(t, d, "gpu-exporter")); m != nil {
@@ -98,6 +138,19 @@ func TestFromScratch(t *testing.T) {
 	if len(s.find("gpu_process_cpu_seconds_total", "process_pid", fmt.Sprint(host))) != 1 {
 		t.Error("no CPU time of the host's process")
 	}
+	p.until(t, 20*time.Second, "the tracer", func(s scrape) bool { return s.sum("gpu_exporter_tracer_up") == 1 })
+	d.Docker(t, "exec", "job", "sh", "-c", ": </dev/full")
+	p.until(t, 10*time.Second, "an open of the job's", func(s scrape) bool {
+		return s.has(1, "gpu_device_opens_total", "container_name", "job", "node", "ctl", "result", "ok")
+	})
+	text := containerLog(t, d, "gpu-exporter")
+	if hiddenProcesses(text) >= others || strings.Contains(text, "kernel's log") {
+		t.Errorf("it cannot see everything:\n%s", text)
+	}
+	if !opened(pid(t, d, "gpu-exporter"), "/dev/kmsg") {
+		t.Errorf("it does not read the kernel's log:\n%s", text)
+	}
+	containerDevices(t, d)
 	doctors(t, d, "--url=http://"+p.address)
 	kin := descendants(pid(t, d, "gpu-exporter"))
 	if len(kin) != 1 {

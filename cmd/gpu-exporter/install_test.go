@@ -42,6 +42,12 @@ func privileges(t *testing.T, pid int) map[string][]string {
 	return all
 }
 
+// opened tells whether a process has a file open.
+func opened(pid int, path string) bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(files, func(f string) bool { to, _ := os.Readlink(f); return to == path })
+}
+
 // TestLeastPrivilege: started by root with all privileges, neither the exporter nor its worker keeps a capability that its flags do not need, in any
 // thread, nor can it get one back.
 func TestLeastPrivilege(t *testing.T) {
@@ -89,10 +95,11 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-// TestWithoutCapability takes capabilities away and sees what is missing, as docs/threats.md tells, and that nothing else is.
-func TestWithoutCapability(t *testing.T) {
-	var nobody int
-	const others = 10 // of another user; a host may have some that nobody may look at
+const others = 10 // processes of another user; a host may have some that nobody may look at
+
+// nobodies starts processes of another user and returns the PID of one.
+func nobodies(t *testing.T) (pid int) {
+	t.Helper()
 	for range others {
 		cmd := exec.Command("sleep", "600")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -100,8 +107,22 @@ func TestWithoutCapability(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		nobody = cmd.Process.Pid
+		pid = cmd.Process.Pid
 	}
+	return pid
+}
+
+// hiddenProcesses returns of how many processes the open files could not be read.
+func hiddenProcesses(log string) (n int) {
+	if m := regexp.MustCompile(`open files of some processes cannot be read.* processes=(\d+)`).FindStringSubmatch(log); m != nil {
+		n, _ = strconv.Atoi(m[1])
+	}
+	return n
+}
+
+// TestWithoutCapability takes capabilities away and sees what is missing, as docs/threats.md tells, and that nothing else is.
+func TestWithoutCapability(t *testing.T) {
+	nobody := nobodies(t)
 	gpu := fake.H200(0)
 	hold(&gpu, 0, fake.Process{PID: nobody, Memory: gib})
 	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
@@ -150,19 +171,11 @@ func TestWithoutCapability(t *testing.T) {
 			for deadline := time.Now().Add(10 * time.Second); tt.hidden && !strings.Contains(p.log.String(), "open files of some processes cannot be read") && time.Now().Before(deadline); {
 				time.Sleep(20 * time.Millisecond)
 			}
-			hidden := 0
-			if m := regexp.MustCompile(`open files of some processes cannot be read.* processes=(\d+)`).FindStringSubmatch(p.log.String()); m != nil {
-				hidden, _ = strconv.Atoi(m[1])
-			}
-			if (hidden >= others) != tt.hidden {
+			if hidden := hiddenProcesses(p.log.String()); (hidden >= others) != tt.hidden {
 				t.Errorf("without %s %d processes are hidden", tt.without, hidden)
 			}
 		}
-		reads := func() bool {
-			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-			return slices.ContainsFunc(files, func(f string) bool { to, _ := os.Readlink(f); return to == "/dev/kmsg" })
-		}
-		if got := reads(); got != tt.log {
+		if got := opened(p.cmd.Process.Pid, "/dev/kmsg"); got != tt.log {
 			t.Errorf("without %s it reads the kernel's log: %v", tt.without, got)
 		}
 		p.stop(t)
@@ -201,8 +214,7 @@ func TestUnitCapabilities(t *testing.T) {
 	s.want(t, 1, "gpu_exporter_docker_up")
 	s = p.until(t, 10*time.Second, "the process with its name", func(s scrape) bool { return len(s.find("gpu_process_info", "process_name", "sleep")) == 1 })
 	s.none(t, "gpu_exporter_tracer_up", "mode", "off")
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-	if !slices.ContainsFunc(files, func(f string) bool { to, _ := os.Readlink(f); return to == "/dev/kmsg" }) {
+	if !opened(p.cmd.Process.Pid, "/dev/kmsg") {
 		t.Error("it does not read the kernel's log")
 	}
 	p.stop(t)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -65,6 +66,23 @@ func TestSchema(t *testing.T) {
 	}
 	if n != 4 {
 		t.Errorf("%d manifests", n)
+	}
+	// The alternative without privileges is a comment.
+	text := installFile(t, "kubernetes.yaml")
+	const privileged = "          securityContext: {privileged: true, readOnlyRootFilesystem: true}\n"
+	alternative := regexp.MustCompile(`(?m)^          # (securityContext:|  \w+: .*)\n`)
+	if !strings.Contains(text, privileged) || len(alternative.FindAllString(text, -1)) != 5 {
+		t.Fatal("kubernetes.yaml has no alternative to its security context")
+	}
+	text = alternative.ReplaceAllString(strings.Replace(text, privileged, "", 1), "          $1\n")
+	for _, doc := range strings.Split(text, "\n---\n") {
+		for _, err := range decode(doc, kinds) {
+			t.Errorf("without privileges: %v", err)
+		}
+		var set apps.DaemonSet
+		if strings.Contains(doc, "kind: DaemonSet") && (yaml.Unmarshal([]byte(doc), &set) != nil || len(set.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add) != 5) {
+			t.Error("without privileges it has not the five capabilities")
+		}
 	}
 	for old, wrong := range map[string]string{"hostPID: true": "hostPid: true", "containerPort: 9400": "containerPort: metrics", "kind: Service\n": "kind: Services\n",
 		"readOnly: true": "readOnly: true, readonly: true"} {
