@@ -1,4 +1,4 @@
-# Targets: build run test test-vm lint generate image cross deb bench clean.
+# Targets: build run test test-vm lint generate image cross deb bench soak clean.
 SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 BIN ?= bin
@@ -11,7 +11,7 @@ GCFLAGS := $(COLD:%=-gcflags=%/...=-l)
 WORKER := exporter/worker/embedded/nvml-worker.gz
 export GOFLAGS += -buildvcs=false
 
-.PHONY: build print-gcflags cross image deb run test lint setup generate check-generate bench clean test-vm
+.PHONY: build print-gcflags cross image deb run test lint setup generate check-generate bench soak clean test-vm
 
 build:
 	mkdir -p $(BIN) $(dir $(WORKER))
@@ -71,6 +71,10 @@ check-generate:
 # make bench SCALE=docs/scale.svg measures hosts of up to 16 GPUs and 1000 containers too, and draws it.
 bench: build
 	CGO_ENABLED=0 go run ./scripts/bench --hosts $(BIN)/gpu-exporter --warm $(or $(WARM),10) --seconds $(or $(SECONDS_EACH),20) $(SCALE:%=--scale %)
+
+# Does anything grow while containers and processes come and go at RATE times what is usual? DURATION is how long. Needs root and a Docker engine's programs.
+soak: build
+	CGO_ENABLED=0 go run ./scripts/soak --exporter $(BIN)/gpu-exporter --for $(or $(DURATION),10m) --rate $(or $(RATE),20)
 
 clean:
 	rm -rf bin $(WORKER)

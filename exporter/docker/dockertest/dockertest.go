@@ -14,9 +14,18 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 )
+
+// TB is what this package needs of testing.TB, so that programs which are no tests can use it too.
+type TB interface {
+	Helper()
+	Log(args ...any)
+	Error(args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Cleanup(f func())
+}
 
 // Daemon is one private Docker daemon. Its images are "empty" (nothing inside) and "busybox" (a static busybox, with links for the
 // usual commands, and /bin/sleep infinity as its command).
@@ -40,7 +49,7 @@ var packages = map[string]string{
 
 // Start starts a daemon and imports the images. It fails the test, in one line, where something needed is missing. The daemon, its
 // containers and everything they left are removed when the test ends.
-func Start(t testing.TB) *Daemon {
+func Start(t TB) *Daemon {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("dockertest: root is needed to run a Docker daemon")
@@ -101,7 +110,7 @@ func find(name string) (string, error) {
 
 // Restart stops the daemon, if it runs, and starts it again on the same data and socket. Containers do not survive that, those
 // with a restart policy come back.
-func (d *Daemon) Restart(t testing.TB) {
+func (d *Daemon) Restart(t TB) {
 	t.Helper()
 	d.Stop()
 	if err := d.start(); err != nil {
@@ -206,7 +215,7 @@ func (d *Daemon) Log() string {
 }
 
 // Docker runs the docker command and returns what it printed. It fails the test when the command fails.
-func (d *Daemon) Docker(t testing.TB, args ...string) string {
+func (d *Daemon) Docker(t TB, args ...string) string {
 	t.Helper()
 	out, err := d.Command(args...)
 	if err != nil {
@@ -233,14 +242,14 @@ func (d *Daemon) execute(stdin io.Reader, args ...string) (string, error) {
 }
 
 // Run starts a container in the background ("docker run -d") and returns its full id.
-func (d *Daemon) Run(t testing.TB, args ...string) string {
+func (d *Daemon) Run(t TB, args ...string) string {
 	t.Helper()
 	// The first process of a container ignores SIGTERM unless it handles it; SIGKILL spares every stop ten seconds.
 	return d.Docker(t, append([]string{"run", "-d", "--stop-signal", "SIGKILL"}, args...)...)
 }
 
 // load imports an image.
-func (d *Daemon) load(t testing.TB, name string, image []byte, args ...string) {
+func (d *Daemon) load(t TB, name string, image []byte, args ...string) {
 	t.Helper()
 
 	args = append(append([]string{"import"}, args...), "-", name+":latest")

@@ -8,13 +8,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 )
 
 // remove ends the daemon and everything that came of it. A daemon that was killed is started once more, because only it can end its
 // containers properly.
-func (d *Daemon) remove(t testing.TB) {
+func (d *Daemon) remove(t TB) {
 	if d.log == nil {
 		_ = os.RemoveAll(d.Dir)
 		return
