@@ -75,10 +75,7 @@ func run() (ok bool, err error) {
 			return fmt.Sprintf("%d containers, %d processes", h.containers.Load(), h.processes.Load())
 		}
 	}
-	samples, err := w.watch(ctx, *length, *every)
-	if err != nil {
-		return false, err
-	}
+	samples, failure := w.watch(ctx, *length, *every) // what was seen until a failure is told all the same
 	if *looks != "" {
 		if err := keep(*looks, samples); err != nil {
 			return false, err
@@ -88,13 +85,17 @@ func run() (ok bool, err error) {
 	lost, _ := w.value("gpu_exporter_tracer_lost_events_total")
 	fmt.Printf("%s; %v, a look every %v; came and went: %s; the tracer read %.0f events and lost %.0f\n\n", machine(), *length, *every, came(), events, lost)
 	if events == 0 {
-		return false, errors.New("the tracer saw nothing: this run shows nothing")
+		return false, errors.Join(failure, errors.New("the tracer saw nothing: this run shows nothing"))
 	}
 	lines, err := judge(samples)
 	if err != nil {
-		return false, err
+		return false, errors.Join(failure, err)
 	}
-	return write(os.Stdout, lines), nil
+	flat := write(os.Stdout, lines)
+	if failure == nil {
+		fmt.Printf("It ended %v after SIGTERM.\n", w.ended.Round(time.Millisecond))
+	}
+	return flat, failure
 }
 
 // machine says where the figures are from.

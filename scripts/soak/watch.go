@@ -27,7 +27,8 @@ type watcher struct {
 	url       string // where it serves, without a path
 	temporary string // its folder for temporary files
 	maps      map[int]*ebpf.Map
-	scraped   []byte // the last answer
+	scraped   []byte        // the last answer
+	ended     time.Duration // from SIGTERM to its end
 }
 
 // watch starts the exporter, reads its metrics once a second, opens its page now and then, and looks every so often, for as long as is asked or the
@@ -42,9 +43,11 @@ func (w *watcher) watch(ctx context.Context, length, every time.Duration) (sampl
 	exited := make(chan error, 1)
 	go func() { exited <- w.cmd.Wait() }()
 	defer func() {
+		told := time.Now()
 		_ = w.cmd.Process.Signal(syscall.SIGTERM) // it has ended if that fails
 		select {
 		case <-exited:
+			w.ended = time.Since(told)
 		case <-time.After(10 * time.Second):
 			_ = w.cmd.Process.Kill()
 			err = errors.Join(err, errors.New("the exporter did not end by SIGTERM"))
