@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-exporter/exporter/docker/dockertest"
 	"gpu-exporter/nvml/fake"
 )
 
@@ -213,6 +214,70 @@ func TestEngineGoes(t *testing.T) {
 	if said := p.complaints(); len(said) > 4 {
 		t.Errorf("%d complaints:\n%s", len(said), strings.Join(said, "\n"))
 	}
+	p.stop(t)
+}
+
+// TestThousandContainers: an engine with 1000 containers. All are there, each once.
+func TestThousandContainers(t *testing.T) {
+	var all []map[string]any
+	for i := range 1000 {
+		all = append(all, inspected(id(i+1), fmt.Sprint("job-", i)))
+	}
+	p := start(t, "--nvml.library=/none", "--docker.host=unix://"+engine(t, all, nil), "--tracer=off")
+	s := p.until(t, 10*time.Second, "all containers", func(s scrape) bool { return len(s["gpu_container_info"]) == len(all) })
+	for i := range all {
+		s.want(t, 1, "gpu_container_info", "container_name", fmt.Sprint("job-", i), "container_full_id", id(i+1))
+	}
+	s.want(t, 1, "gpu_exporter_docker_up")
+	p.stop(t)
+}
+
+// TestLiveRestore: the engine is stopped and started again, and its containers run on. They keep their names at every scrape, and the same series.
+func TestLiveRestore(t *testing.T) {
+	d := dockertest.Start(t)
+	if err := os.WriteFile(filepath.Join(d.Dir, "daemon.json"), []byte(`{"live-restore": true}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d.Restart(t)
+	d.Run(t, "--name", "kept", "--gpus", "all", "busybox")
+	inside := pid(t, d, "kept")
+	gpu := fake.H200(0)
+	hold(&gpu, 10*mib, fake.Process{PID: inside, Memory: gib})
+	h := fake.Install(t, fake.Scenario{GPUs: []fake.GPU{gpu}})
+	p := start(t, "--nvml.library="+h.Library, "--docker.host="+d.Host, "--tracer=off")
+	held := func(s scrape) bool {
+		return len(s["gpu_memory_used_bytes"]) == 2 && s.has(gib, "gpu_memory_used_bytes", "container_name", "kept", "process_pid", fmt.Sprint(inside))
+	}
+	p.until(t, 10*time.Second, "the container's memory", held)
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); d.Stop() }()
+	down := false
+	for ended := false; !ended || !down; {
+		select {
+		case <-stopped:
+			ended = true
+		case <-time.After(50 * time.Millisecond):
+		}
+		s := p.scrape(t)
+		if down = s.has(0, "gpu_exporter_docker_up"); !held(s) {
+			t.Fatalf("without the engine (down: %v): %v", down, s["gpu_memory_used_bytes"])
+		}
+	}
+	d.Restart(t)
+	s := p.until(t, 15*time.Second, "the engine", func(s scrape) bool {
+		if !held(s) {
+			t.Fatalf("when the engine comes back: %v", s["gpu_memory_used_bytes"])
+		}
+		return s.has(1, "gpu_exporter_docker_up")
+	})
+	if now := pid(t, d, "kept"); now != inside {
+		t.Fatalf("the container did not live on: pid %d, %d before", now, inside)
+	}
+	s.want(t, 1, "gpu_container_info", "container_name", "kept")
+	d.Docker(t, "kill", "kept")
+	p.until(t, 2*time.Second, "no series of a container that ended afterwards", func(s scrape) bool {
+		return len(s.find("gpu_memory_used_bytes", "container_name", "kept")) == 0
+	})
 	p.stop(t)
 }
 
