@@ -269,7 +269,7 @@ func serve(cfg exporter.Config, options metrics.Options, path string, toolkit *w
 		}
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ConnState: (&connections{most: maxConnections, of: map[string][]net.Conn{}}).state}
 
 	failed := make(chan error, 2)
 	done := make(chan struct{})

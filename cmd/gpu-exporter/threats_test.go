@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"os/exec"
 	"strings"
@@ -188,6 +189,59 @@ func TestHTTPLimits(t *testing.T) {
 		c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, err := io.ReadAll(c); err != nil {
 			t.Fatalf("a half request is held open: %v", err)
+		}
+	}
+	p.stop(t)
+}
+
+// TestConnections: one address opens more connections than there may be, says nothing, half a request or a whole one on them, and keeps them. Another one
+// that was there before keeps its connection and is answered on it, as are new ones, and the exporter's descriptors stay bounded.
+func TestConnections(t *testing.T) {
+	p := start(t, "--nvml.library=/none", "--docker.host=unix:///none", "--tracer=off")
+	other := &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext, MaxConnsPerHost: 1}
+	defer other.CloseIdleConnections()
+	get := func() (reused bool) {
+		t.Helper()
+		trace := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }})
+		r, err := http.NewRequestWithContext(trace, "GET", "http://"+p.address+"/-/healthy", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := other.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, a.Body)
+		a.Body.Close()
+		return reused
+	}
+	get()
+	for i := range 4 * maxConnections {
+		c, err := net.Dial("tcp", p.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		io.WriteString(c, []string{"", "GET /-/healthy HTTP/1.1\r\nHost: x\r\nX-Slow: ", "GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"}[i%3]) // it may be closed already
+	}
+	began := time.Now()
+	if !get() {
+		t.Error("the other address has lost its connection")
+	}
+	p.get(t, "/metrics") // from the address that has too many
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("answers took %v", took)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) < maxConnections+100 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors are open", len(files))
 		}
 	}
 	p.stop(t)
